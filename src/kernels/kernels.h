@@ -1,0 +1,204 @@
+/*
+ * THE kernel table: every kernel's contract, once. docs/numerics.md explains the classes.
+ *
+ * All kernels are class *exact* or *ordered*: portable C and every CPU level give the same bits.
+ * "fma" is one rounding (fmaf); a + b, a * b, a / b, sqrt are IEEE single, round to nearest even;
+ * nothing is contracted or reassociated beyond what is written here.
+ *
+ *   lanes16   a sum over an index k in ascending order on 16 accumulators that start at +0: term k
+ *             goes to accumulator k % 16; then acc[i] += acc[i + 8] (i < 8), += acc[i + 4] (i < 4),
+ *             += acc[i + 2] (i < 2), acc[0] + acc[1].
+ *   chain     one accumulator that starts at +0, terms in ascending order.
+ *   exp, log1p, ...  the functions of kernels/math.h, the same operations at every level.
+ *
+ * Pointers: f32 arrays that tamis makes are 4-byte aligned at least; matrices and `const void *`
+ * rows may start at any byte. Inputs never overlap outputs unless a contract says so. Kernels never
+ * fail, allocate, lock or know a model; the caller has validated sizes. They write nothing but
+ * their outputs and read nothing but the elements named.
+ */
+#ifndef TAMIS_KERNELS_KERNELS_H
+#define TAMIS_KERNELS_KERNELS_H
+
+#include "tamis/base.h"
+
+/* Heads that lie side by side in one panel of packed queries; also the lanes of lanes16. */
+#define TAMIS_LANES 16
+/* Entries of an attention list between two LSE merges: part of the numerics contract. */
+#define TAMIS_ATTN_CHUNK 64
+/* Weight rows that one call of the linear kernel expands at a time. */
+#define TAMIS_LINEAR_ROWS 4
+/* Floats of scratch that linear, index_score and attn_chunk need. */
+#define TAMIS_LINEAR_SCRATCH(cols) ((size_t)TAMIS_LINEAR_ROWS * (((size_t)(cols) + 15) / 16 * 16))
+#define TAMIS_INDEX_SCRATCH(head_dim, n_heads) \
+    ((size_t)64 * (((size_t)(head_dim) + 15) / 16 * 16 + ((size_t)(n_heads) + 15) / 16 * 16 + 16))
+#define TAMIS_ATTN_SCRATCH(n_heads, head_dim)                                             \
+    ((size_t)TAMIS_ATTN_CHUNK * (((size_t)(head_dim) + 15) / 16 * 16 + 16) +              \
+     (size_t)TAMIS_ATTN_CHUNK * (((size_t)(n_heads) + 15) / 16 * 16 + 16))
+
+/*
+ * Prototypes, written once: TAMIS_KERNEL(name) expands to the pointer type in the table and to
+ * the declaration of every implementation, so that they cannot drift.
+ */
+
+/*
+ * linear: y[t][r] = sum over c of w[r][c] * x[t][c]   for t < n_tokens, row_begin <= r < row_end.
+ *   order   lanes16 over c with acc = fma(w, x, acc); w = decode * scale in one f32 product (no
+ *           product where there is no scale). Exactly `cols` terms; the unused lanes of a last
+ *           partial group of 16 get fma(+0, +0, acc).
+ *   shapes  x [n_tokens][cols], rows x_stride floats apart; y indexed by r (not r - row_begin),
+ *           rows y_stride floats apart; w any tamis_matrix dtype that linear layers have
+ *   scratch TAMIS_LINEAR_SCRATCH(cols) floats, 64-byte aligned, private to the thread
+ *   class   ordered. A NaN weight or scale gives NaN.
+ */
+#define TAMIS_KERNEL_linear(F)                                                                 \
+    void F(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t n_tokens,     \
+           const tamis_matrix *w, int64_t row_begin, int64_t row_end, float *scratch)
+/*
+ * expand_row: dst[c] = value of element (row, c) of w for c < cols, as above. class exact.
+ */
+#define TAMIS_KERNEL_expand_row(F) void F(float *dst, const tamis_matrix *w, int64_t row)
+/*
+ * widen / narrow: n values of a storage type to f32 and back. dtype F32 (copy), BF16, F16
+ * (widen only: F8_E4M3, F8_E8M0). Narrowing rounds to nearest even, overflows to infinity, keeps
+ * NaN a (quiet) NaN and keeps subnormals. class exact.
+ */
+#define TAMIS_KERNEL_widen(F) void F(float *dst, const void *src, tamis_dtype dtype, int64_t n)
+#define TAMIS_KERNEL_narrow(F) void F(void *dst, const float *src, tamis_dtype dtype, int64_t n)
+/*
+ * rmsnorm: y[i] = (x[i] * s) * weight[i] (or x[i] * s if weight == NULL),
+ *   s = 1 / sqrt(ss / n + eps), ss = lanes16 of fma(x, x, acc), n as f32. y may be x. ordered.
+ */
+#define TAMIS_KERNEL_rmsnorm(F) void F(float *y, const float *x, const float *weight, int64_t n, float eps)
+/*
+ * rope: rotate n_pairs interleaved pairs in place, x[2i], x[2i+1] by (cos[i], sin[i]):
+ *   y0 = fma(x0, cos, -(x1 * sin)), y1 = fma(x0, sin, x1 * cos); inverse uses -sin. ordered.
+ */
+#define TAMIS_KERNEL_rope(F) \
+    void F(float *x, const float *cos, const float *sin, int64_t n_pairs, bool inverse)
+/*
+ * pool: the compressor's softmax over slots, per channel.
+ *   m = max over s of score[s][c] (ascending, m = score > m ? score : m, starting with slot 0; a
+ *   NaN score makes the channel NaN), e_s = exp(score[s][c] - m), l = chain of l + e_s,
+ *   o = chain of fma(e_s, value[s][c], o), out[c] = o / l.
+ *   shapes  value, score: n_slots (1..256) pointers to n_channels floats. ordered.
+ */
+#define TAMIS_KERNEL_pool(F)                                                               \
+    void F(float *out, const float *const *value, const float *const *score, int n_slots, \
+           int64_t n_channels)
+/*
+ * pack_heads: q [n_heads][head_dim] f32 -> panels [ceil(n_heads/16)][head_dim][16], missing heads
+ *   zero. n_heads == padding rules of index_score and attn_chunk. class exact.
+ */
+#define TAMIS_KERNEL_pack_heads(F) void F(float *panels, const float *q, int64_t n_heads, int64_t head_dim)
+/*
+ * index_score: score[j] = sum over heads h of weight[h] * relu(q[h] . key[j]) for j < n_keys.
+ *   order   dot: chain over d of fma(q[h][d], key[j][d], acc); relu(v) = v > 0 or NaN ? v : +0;
+ *           sum: lanes16 over h of fma(weight[h], relu, acc).
+ *   shapes  q panels as pack_heads makes them; weights [ceil(n_heads/16)*16], zeros after n_heads;
+ *           keys: n_keys (1..64) rows of head_dim values of dtype F32 or BF16, key_stride bytes apart
+ *   scratch TAMIS_INDEX_SCRATCH floats, 64-byte aligned. class ordered.
+ */
+#define TAMIS_KERNEL_index_score(F)                                                        \
+    void F(float *scores, const float *q_panels, const float *weights, int64_t n_heads,    \
+           int64_t head_dim, const void *keys, tamis_dtype dtype, int64_t key_stride,      \
+           int64_t n_keys, float *scratch)
+/*
+ * scan_above: writes the indices i (ascending) with score[i] > threshold, or with any non-NaN score
+ *   if threshold is NaN, to out; returns their number. out has room for n. class exact.
+ */
+#define TAMIS_KERNEL_scan_above(F) \
+    int64_t F(int32_t *out, const float *scores, int64_t n, float threshold)
+/*
+ * attn_chunk: un-normalised attention of all heads over at most TAMIS_ATTN_CHUNK rows that are key
+ *   and value at once (MQA; a value row is the first value_dim channels of the key row).
+ *   s[h][j] = chain over d of fma(q[h][d], row[j][d], acc), times scale;
+ *   m[h] = max over j ascending (m = s > m ? s : m from -inf; NaN scores make everything NaN),
+ *   p[h][j] = exp(s - m); l[h] = chain of l + p; o[h][d] = chain over j of fma(p, row[j][d], o).
+ *   shapes  q panels as pack_heads; rows: n_rows (1..TAMIS_ATTN_CHUNK) pointers to head_dim values
+ *           of dtype F32 or BF16, any alignment; m, l [n_heads]; o [n_heads][o_stride >= value_dim]
+ *   scratch TAMIS_ATTN_SCRATCH floats, 64-byte aligned. class ordered.
+ */
+#define TAMIS_KERNEL_attn_chunk(F)                                                           \
+    void F(float *m, float *l, float *o, int64_t o_stride, const float *q_panels,            \
+           int64_t n_heads, int64_t head_dim, int64_t value_dim, const void *const *rows,    \
+           tamis_dtype dtype, int64_t n_rows, float scale, float *scratch)
+/*
+ * attn_merge: fold the next chunk (m_c, l_c, o_c) into the running (m, l, o), list order:
+ *   m' = m_c > m ? m_c : m; a = exp(m - m'), b = exp(m_c - m'); l = fma(l, a, l_c * b);
+ *   o[d] = fma(o[d], a, o_c[d] * b); m = m'. The running state starts as m = -inf, l = 0, o = 0
+ *   (a = exp(-inf) = 0); a chunk without rows is never merged. ordered.
+ */
+#define TAMIS_KERNEL_attn_merge(F)                                                              \
+    void F(float *m, float *l, float *o, int64_t o_stride, const float *m_c, const float *l_c,  \
+           const float *o_c, int64_t o_c_stride, int64_t n_heads, int64_t value_dim)
+/*
+ * attn_finish: add the sinks and normalise in place.
+ *   m' = sink > m ? sink : m; a = exp(m - m'); l' = fma(l, a, exp(sink - m'));
+ *   o[d] = (o[d] * a) / l'; lse = m' + log(l') (natural; kernels/math.h) if lse != NULL.
+ *   sink == NULL: m' = m, l' = l. A head with l' == 0 (no row, no sink) gives zeros and lse -inf;
+ *   with m == -inf (no row) and a sink it gives zeros and lse = sink. ordered.
+ */
+#define TAMIS_KERNEL_attn_finish(F)                                                        \
+    void F(float *o, int64_t o_stride, float *lse, const float *m, const float *l,         \
+           const float *sink, int64_t n_heads, int64_t value_dim)
+/*
+ * swiglu: h[i] = silu(g') * u' with g' = min(g, limit), u' = clamp(u, -limit, limit), silu(g) =
+ *   g * (1 / (1 + exp(-g))). limit = +inf: no clamp. NaN stays NaN. h may be g or u. ordered.
+ */
+#define TAMIS_KERNEL_swiglu(F) void F(float *h, const float *g, const float *u, int64_t n, float limit)
+/* axpy: y[i] = fma(a, x[i], y[i]). scale: y[i] = a * x[i] (y may be x). add: y[i] += x[i]. ordered. */
+#define TAMIS_KERNEL_axpy(F) void F(float *y, float a, const float *x, int64_t n)
+#define TAMIS_KERNEL_scale(F) void F(float *y, float a, const float *x, int64_t n)
+#define TAMIS_KERNEL_add(F) void F(float *y, const float *x, int64_t n)
+/*
+ * mix: out[i] = chain over s < n_streams of fma(coef[s], streams[s][i], out). streams lie `stride`
+ *   floats apart; out overlaps nothing. ordered. (Hyper-connection collapse; head.)
+ */
+#define TAMIS_KERNEL_mix(F)                                                                   \
+    void F(float *out, const float *coef, const float *streams, int64_t stride, int n_streams, \
+           int64_t n)
+/*
+ * all_finite: true if no x[i] is NaN or infinite. class exact.
+ */
+#define TAMIS_KERNEL_all_finite(F) bool F(const float *x, int64_t n)
+
+#define TAMIS_KERNEL_LIST(X) \
+    X(linear)                \
+    X(expand_row)            \
+    X(widen)                 \
+    X(narrow)                \
+    X(rmsnorm)               \
+    X(rope)                  \
+    X(pool)                  \
+    X(pack_heads)            \
+    X(index_score)           \
+    X(scan_above)            \
+    X(attn_chunk)            \
+    X(attn_merge)            \
+    X(attn_finish)           \
+    X(swiglu)                \
+    X(axpy)                  \
+    X(scale)                 \
+    X(add)                   \
+    X(mix)                   \
+    X(all_finite)
+
+typedef struct tamis_kernels {
+#define TAMIS_KERNEL_FIELD(name) TAMIS_KERNEL_##name((*name));
+    TAMIS_KERNEL_LIST(TAMIS_KERNEL_FIELD)
+#undef TAMIS_KERNEL_FIELD
+    const char *level_of_name; /* name of the highest level in the table, for the start message */
+} tamis_kernels;
+
+/* Table of one level (<= what the machine has): portable first, overwritten by what the level has. */
+const tamis_kernels *tamis_kernels_for(tamis_cpu_level level);
+/* Table of tamis_cpu_level_current(). */
+const tamis_kernels *tamis_kernels_current(void);
+
+/* Implementations: tamis_<name>_c, tamis_<name>_avx2. A level's fill function overwrites entries. */
+#define TAMIS_KERNEL_DECLARE_C(name) TAMIS_KERNEL_##name(tamis_##name##_c);
+TAMIS_KERNEL_LIST(TAMIS_KERNEL_DECLARE_C)
+#undef TAMIS_KERNEL_DECLARE_C
+void tamis_kernels_fill_avx2(tamis_kernels *table);
+
+#endif
