@@ -1,0 +1,194 @@
+/*
+ * tamis/dsa.h - the DeepSeek-V4 attention layer as operators an engine can adopt: own weights, a
+ * plan built from a batch description, caches addressed by block tables and ring slots.
+ * ("DSA" as in vllm-ascend's dsa_v1: window + compressed + heavily compressed attention.)
+ *
+ * One step of an engine:
+ *
+ *     tamis_dsa_plan_build(plan, &batch, &err);        // may fail; nothing has changed then
+ *     for (int i = 0; i < n_layers; i++)               // cannot fail
+ *         tamis_dsa_forward(&layers[i], i, plan, caches, x, out, team);
+ *
+ * A complete program: examples/dsa_attention.c.
+ *
+ * Results are the same bits for any cut of a prompt into steps, any batch, any number of threads,
+ * any physical blocks and any CPU level (docs/numerics.md).
+ */
+#ifndef TAMIS_DSA_H
+#define TAMIS_DSA_H
+
+#include "tamis/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Rotary frequencies of one layer: plain (yarn_factor <= 1) or YaRN; interleaved pairs, no mscale. */
+typedef struct tamis_rope_config {
+    float theta;
+    float yarn_factor;
+    int32_t original_max_position; /* of YaRN */
+    float beta_fast, beta_slow;
+} tamis_rope_config;
+
+/** Dimensions of one attention layer; names as in config.json. */
+typedef struct tamis_dsa_config {
+    int32_t hidden_size;
+    int32_t num_heads, head_dim, rope_head_dim; /* the last rope_head_dim channels rotate (even) */
+    int32_t q_lora_rank;
+    int32_t o_groups, o_lora_rank;
+    int32_t sliding_window;
+    int32_t compress_ratio; /* 0 window only, 4 with indexer, 128 all compressed rows */
+    int32_t index_n_heads, index_head_dim, index_topk; /* ratio 4 */
+    bool reuse_topk; /* IndexCache: use the selection of the nearest earlier ratio-4 layer; no indexer */
+    float rms_norm_eps;
+    tamis_rope_config rope;
+} tamis_dsa_config;
+
+/**
+ * Weights of a compressor with head_dim d: width c = 2 d for ratio 4, d for ratio 128.
+ * f32 arrays are borrowed; they must stay valid and 4-byte aligned.
+ */
+typedef struct tamis_compressor_weights {
+    tamis_matrix wkv, wgate; /* [c][hidden_size] */
+    const float *ape;        /* [ratio][c] */
+    const float *norm;       /* [d] */
+} tamis_compressor_weights;
+
+typedef struct tamis_dsa_weights {
+    tamis_matrix wq_a;      /* [q_lora_rank][hidden_size] */
+    tamis_matrix wq_b;      /* [num_heads * head_dim][q_lora_rank] */
+    tamis_matrix wkv;       /* [head_dim][hidden_size] */
+    tamis_matrix wo_a;      /* [o_groups * o_lora_rank][num_heads * head_dim / o_groups] */
+    tamis_matrix wo_b;      /* [hidden_size][o_groups * o_lora_rank] */
+    const float *q_norm;    /* [q_lora_rank] */
+    const float *kv_norm;   /* [head_dim] */
+    const float *attn_sink; /* [num_heads] */
+    tamis_compressor_weights compressor;         /* ratio 4 and 128 */
+    tamis_matrix index_wq_b;                     /* ratio 4: [index_n_heads * index_head_dim][q_lora_rank] */
+    tamis_matrix index_weights_proj;             /* ratio 4: [index_n_heads][hidden_size] */
+    tamis_compressor_weights index_compressor;   /* ratio 4, d = index_head_dim */
+} tamis_dsa_weights;
+
+typedef struct tamis_dsa_layer {
+    tamis_dsa_config config;
+    tamis_dsa_weights weights;
+} tamis_dsa_layer;
+
+/** Check dimensions and weight shapes. errors: INVALID or UNSUPPORTED (a ratio) naming the field. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_layer_check(const tamis_dsa_layer *layer,
+                                                              tamis_error *err);
+
+/* ---------------------------------------------------------------- caches */
+
+typedef struct tamis_dsa_caches tamis_dsa_caches;
+
+typedef struct tamis_dsa_cache_params {
+    size_t struct_size;
+    tamis_dtype kv_cache_dtype; /* window, compressed and key rows: BF16 or F32; states are F32 */
+    int32_t block_tokens;       /* raw tokens per block: a multiple of 128; default 256 */
+    int32_t num_blocks;         /* including block 0, the null block, which no table should own */
+    int32_t num_slots;          /* ring slots: sequences alive at once */
+    int32_t max_rollback;       /* tokens that may be rolled back at least; default 8 */
+    int32_t block_pad_bytes;    /* extra distance of two blocks of one cache; default 0 */
+} tamis_dsa_cache_params;
+TAMIS_API tamis_dsa_cache_params tamis_dsa_cache_params_default(void);
+
+/** Bytes of all caches: paged (blocks) and rings (slots). errors: INVALID, LIMIT (overflow). */
+typedef struct tamis_dsa_cache_bytes {
+    uint64_t blocks, rings;
+    uint64_t per_block, per_slot;
+} tamis_dsa_cache_bytes;
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_measure(const tamis_dsa_config *layers,
+                                                                 int32_t n_layers,
+                                                                 const tamis_dsa_cache_params *params,
+                                                                 tamis_dsa_cache_bytes *out,
+                                                                 tamis_error *err);
+/** Allocate the caches of n_layers layers, zeroed. `layers` is copied. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_open(tamis_dsa_caches **out,
+                                                              const tamis_dsa_config *layers,
+                                                              int32_t n_layers,
+                                                              const tamis_dsa_cache_params *params,
+                                                              tamis_error *err);
+TAMIS_API void tamis_dsa_caches_close(tamis_dsa_caches **caches);
+/** Copy one block (all layers), one ring slot (all layers): fork and copy-on-write. */
+TAMIS_API void tamis_dsa_caches_copy_block(tamis_dsa_caches *caches, int32_t dst, int32_t src);
+TAMIS_API void tamis_dsa_caches_copy_slot(tamis_dsa_caches *caches, int32_t dst, int32_t src);
+/** Zero a ring slot: before a new sequence uses it. */
+TAMIS_API void tamis_dsa_caches_clear_slot(tamis_dsa_caches *caches, int32_t slot);
+/**
+ * Smallest length a sequence may be rolled back to when `high` is the largest length its rings have
+ * been written to since they were cleared. 0 is always allowed as well.
+ */
+TAMIS_API int32_t tamis_dsa_caches_rollback_floor(const tamis_dsa_caches *caches, int32_t high);
+
+/* ---------------------------------------------------------------- batch and plan */
+
+/**
+ * One step's requests, tokens concatenated in request order. Arrays are read during
+ * tamis_dsa_plan_build only.
+ */
+typedef struct tamis_batch {
+    int32_t num_reqs;
+    const int32_t *query_start_loc; /* [num_reqs + 1], first 0, non-decreasing */
+    const int32_t *seq_lens;        /* [num_reqs] length including this step's tokens */
+    const int32_t *block_table;     /* [num_reqs][block_table_stride] block of tokens i*block_tokens.. */
+    int64_t block_table_stride;
+    const int32_t *slots;           /* [num_reqs] ring slot, distinct */
+} tamis_batch;
+
+typedef struct tamis_dsa_plan tamis_dsa_plan;
+
+typedef struct tamis_dsa_plan_params {
+    size_t struct_size;
+    int32_t max_num_batched_tokens;
+    int32_t max_num_seqs;
+    int32_t max_model_len;
+    int32_t n_threads; /* of the team that will run it */
+} tamis_dsa_plan_params;
+TAMIS_API tamis_dsa_plan_params tamis_dsa_plan_params_default(void);
+
+/** Bytes a plan takes for these layers, its workspace included. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers,
+                                                               int32_t n_layers,
+                                                               const tamis_dsa_plan_params *params,
+                                                               tamis_dtype kv_cache_dtype,
+                                                               int32_t block_tokens,
+                                                               uint64_t *bytes, tamis_error *err);
+/**
+ * A plan for these layers and caches: everything that is computed once per step and shared by all
+ * layers of a kind, and the workspace of one layer. Nothing is allocated after this call.
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out,
+                                                            const tamis_dsa_caches *caches,
+                                                            const tamis_dsa_plan_params *params,
+                                                            tamis_error *err);
+TAMIS_API void tamis_dsa_plan_close(tamis_dsa_plan **plan);
+/**
+ * Plan a step. errors: INVALID (query_start_loc, lengths, block ids, slots: the request, the value
+ * seen and allowed), LIMIT (tokens, requests, context). The previous plan is void after a failure.
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan,
+                                                             const tamis_batch *batch,
+                                                             tamis_error *err);
+
+/**
+ * One attention layer over the planned tokens; also writes their rows into the caches.
+ *
+ * shapes   x, out  [num_tokens][hidden_size] f32, contiguous; out must not overlap x
+ * args     layer_idx: number of the layer among those the caches were opened with; layers are run
+ *          in ascending order within a step (a reuse_topk layer reads an earlier selection)
+ * numeric  class ordered
+ * threads  plan, caches and team belong to one caller at a time
+ * returns  false if a NaN or infinity came up (damaged weights or input): the outputs are not to be
+ *          used and the sequences of this step have to be rolled back or dropped
+ * source   V4 reference inference/model.py (Attention, Compressor, Indexer); dsa_v1.py forward
+ */
+TAMIS_API bool tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx,
+                                 tamis_dsa_plan *plan, tamis_dsa_caches *caches, const float *x,
+                                 float *out, tamis_team *team);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

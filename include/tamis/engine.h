@@ -1,0 +1,205 @@
+/*
+ * tamis/engine.h - a model folder, sessions over it, and sequences in a session.
+ *
+ *     tamis_model *model;  tamis_session *session;  tamis_error err;  int32_t seq;
+ *     if (tamis_model_open(&model, "models/demo", &err)) die(err.text);
+ *     tamis_session_params p = tamis_session_params_default();
+ *     if (tamis_session_open(&session, model, &p, &err)) die(err.text);
+ *     if (tamis_seq_create(session, &seq, &err)) die(err.text);
+ *     tamis_feed feed = {.seq = seq, .tokens = ids, .n_tokens = n, .logits = TAMIS_LOGITS_LAST};
+ *     if (tamis_session_step(session, &feed, 1, &err)) die(err.text);
+ *     const float *logits = tamis_session_logits(session, 0);      // [vocab_size]
+ *     ...
+ *     tamis_session_close(&session);  tamis_model_close(&model);
+ *
+ * A model is immutable after open; several sessions may share it. A session belongs to one thread
+ * at a time. Model outlives session.
+ */
+#ifndef TAMIS_ENGINE_H
+#define TAMIS_ENGINE_H
+
+#include "tamis/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TAMIS_MAX_EOS 16
+
+/* ---------------------------------------------------------------- model */
+
+typedef struct tamis_model tamis_model;
+
+/**
+ * Open a model folder: config.json, generation_config.json, model.safetensors or
+ * model.safetensors.index.json with its shards. Files stay mapped and are used in place.
+ *
+ * errors   IO, FORMAT (file, tensor or key, value seen and allowed), UNSUPPORTED (another family,
+ *          a number format or ratio tamis does not run: its name), NO_MEMORY
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_model_open(tamis_model **out, const char *dir,
+                                                         tamis_error *err);
+TAMIS_API void tamis_model_close(tamis_model **model);
+
+typedef struct tamis_model_info {
+    const char *family; /* "deepseek_v4" */
+    const char *profile; /* "exact" */
+    int32_t vocab_size, hidden_size, num_hidden_layers, max_position_embeddings;
+    int32_t bos_token_id; /* config.json; -1: none */
+    int32_t eos_token_ids[TAMIS_MAX_EOS];
+    int32_t n_eos_token_ids;
+    /* generation_config.json, with the family's defaults where it is silent */
+    bool do_sample;
+    float temperature, top_p, min_p;
+    int32_t top_k; /* 0: off */
+    uint64_t weight_bytes_mapped;  /* tensors used in place */
+    uint64_t weight_bytes_widened; /* copies made at open */
+    bool has_index_cache;          /* the config asks for top-k reuse between layers */
+} tamis_model_info;
+/** Strings live as long as the model. */
+TAMIS_API const tamis_model_info *tamis_model_get_info(const tamis_model *model);
+/** compress_ratio of a layer: 0, 4 or 128. */
+TAMIS_API int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer);
+
+/* ---------------------------------------------------------------- session */
+
+typedef struct tamis_session tamis_session;
+
+typedef struct tamis_session_params {
+    size_t struct_size;
+    int32_t n_threads;              /* default: CPUs online, at most 64 */
+    int32_t max_model_len;          /* 0: the model's max_position_embeddings, at most 4096 */
+    int32_t max_num_seqs;           /* default 1 */
+    int32_t max_num_batched_tokens; /* tokens per step, default 512 (lowered to max_model_len) */
+    int32_t max_num_logits;         /* logits rows per step, default max_num_seqs */
+    tamis_dtype kv_cache_dtype;     /* BF16 (default) or F32 */
+    int32_t num_blocks;             /* 0: enough for max_num_seqs sequences of max_model_len */
+    int32_t block_tokens;           /* default 256 */
+    int32_t max_rollback;           /* default 8 */
+    uint64_t memory_limit_bytes;    /* 0: what the system reports as available */
+    int32_t block_order_seed;       /* tests: != 0 hands out blocks in a shuffled order */
+} tamis_session_params;
+TAMIS_API tamis_session_params tamis_session_params_default(void);
+
+/** What a session takes, in bytes, before it is taken. Anonymous memory unless said. */
+typedef struct tamis_memory_plan {
+    uint64_t weights_mapped;  /* file pages, shared with the page cache; not in total */
+    uint64_t weights_widened; /* already taken by the model */
+    uint64_t cache_blocks, cache_rings;
+    uint64_t cache_bytes_per_token; /* growth of one sequence, all layers */
+    uint64_t workspace;       /* plan, activations */
+    uint64_t logits;
+    uint64_t total;           /* widened + blocks + rings + workspace + logits */
+    uint64_t limit;           /* memory_limit_bytes, or what the system reports as available */
+} tamis_memory_plan;
+/**
+ * Compute the plan without taking memory. errors: INVALID (a parameter: value seen, allowed),
+ * LIMIT (max_model_len above the model's). Does not fail if the plan exceeds its limit.
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_plan_memory(const tamis_model *model,
+                                                                  const tamis_session_params *params,
+                                                                  tamis_memory_plan *out,
+                                                                  tamis_error *err);
+/** errors as above, and NO_MEMORY if the plan's total exceeds its limit: nothing was taken. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_open(tamis_session **out,
+                                                           const tamis_model *model,
+                                                           const tamis_session_params *params,
+                                                           tamis_error *err);
+TAMIS_API void tamis_session_close(tamis_session **session);
+/** Parameters in force (defaults resolved). */
+TAMIS_API const tamis_session_params *tamis_session_get_params(const tamis_session *session);
+
+/* ---------------------------------------------------------------- sequences */
+
+/** A new empty sequence. errors: NO_BLOCKS (max_num_seqs are alive). */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_create(tamis_session *session, int32_t *seq,
+                                                         tamis_error *err);
+/** Forget a sequence and free its blocks. errors: INVALID (no such sequence). */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_drop(tamis_session *session, int32_t seq,
+                                                       tamis_error *err);
+/** Tokens in the sequence; -1 if there is no such sequence. */
+TAMIS_API int32_t tamis_seq_len(const tamis_session *session, int32_t seq);
+/** Smallest length the sequence may be rolled back to now (0 is always allowed too). */
+TAMIS_API int32_t tamis_seq_rollback_floor(const tamis_session *session, int32_t seq);
+/**
+ * Forget all tokens from position `len` on; what is fed next replaces them.
+ * errors: INVALID (len > length), LIMIT (below the rollback floor: value seen, allowed).
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_rollback(tamis_session *session, int32_t seq,
+                                                           int32_t len, tamis_error *err);
+/** A copy of a sequence as it is now; full blocks are shared until one side overwrites them. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_fork(tamis_session *session, int32_t seq,
+                                                       int32_t *new_seq, tamis_error *err);
+
+/* ---------------------------------------------------------------- steps */
+
+typedef enum tamis_logits_want {
+    TAMIS_LOGITS_NONE = 0,
+    TAMIS_LOGITS_LAST, /* of the last token fed */
+    TAMIS_LOGITS_ALL,
+    TAMIS_LOGITS_MASK  /* of the tokens i with logits_mask[i] != 0 */
+} tamis_logits_want;
+
+/** Tokens to append to one sequence in a step. */
+typedef struct tamis_feed {
+    int32_t seq;
+    const int32_t *tokens;
+    int32_t n_tokens; /* 0 is legal and does nothing */
+    tamis_logits_want logits;
+    const uint8_t *logits_mask;
+} tamis_feed;
+
+/**
+ * Run one step over any mix of sequences: prompts, parts of prompts, single tokens. A sequence may
+ * appear once.
+ *
+ * Fails before anything changed with INVALID (unknown sequence, one named twice, token id outside
+ * 0..vocab_size-1), LIMIT (tokens per step, logits rows, max_model_len), NO_BLOCKS (pool exhausted).
+ * FORMAT: a NaN or infinity came up while running (a damaged weight: the tensor is named if it can
+ * be found); the sequences of this step keep their old length but may only be dropped.
+ * numeric  class ordered: same bits for any chunking, batch, thread count, blocks, CPU level
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_step(tamis_session *session,
+                                                           const tamis_feed *feeds, int32_t n_feeds,
+                                                           tamis_error *err);
+/** Logits rows of the last step: in feed order, then token order. */
+TAMIS_API int32_t tamis_session_num_logits(const tamis_session *session);
+/** Row of [vocab_size] f32, valid until the next step; NULL if there is no such row. */
+TAMIS_API const float *tamis_session_logits(const tamis_session *session, int32_t row);
+/** Allocator calls made between run begin and run end since process start (always 0). */
+TAMIS_API uint64_t tamis_num_allocs_in_run(void);
+
+/* ---------------------------------------------------------------- inspection */
+
+/** Tensors of one kind and number format: "attention / F8_E4M3". */
+typedef struct tamis_tensor_group {
+    const char *name;   /* embedding, attention, compressor, indexer, experts, shared experts, ... */
+    const char *dtype;  /* as stored, e.g. "F8_E4M3 + F8_E8M0 per 128x128" */
+    int64_t n_tensors;
+    int64_t n_params;   /* weights, scales not counted */
+    uint64_t bytes;     /* data and scales */
+    bool is_used;       /* false: recognised, not run (MTP blocks), or unknown */
+} tamis_tensor_group;
+
+typedef struct tamis_inspection {
+    const tamis_model_info *info;
+    const int32_t *layer_ratios; /* [num_hidden_layers] */
+    const char *const *layer_moe;/* [num_hidden_layers] "hash" or "learned" */
+    const tamis_tensor_group *groups;
+    int32_t n_groups;
+    int64_t n_tensors, n_params; /* whole folder */
+    uint64_t tensor_bytes;
+    const char *const *unused;   /* names of tensors not run, in file order */
+    int32_t n_unused;
+    uint64_t kv_bytes_per_token_bf16, kv_bytes_per_token_f32; /* growing part, all layers */
+    uint64_t ring_bytes_bf16, ring_bytes_f32;                 /* fixed part of a sequence */
+} tamis_inspection;
+/** What is in an open model; lives as long as the model. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_model_inspect(tamis_model *model,
+                                                            const tamis_inspection **out,
+                                                            tamis_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

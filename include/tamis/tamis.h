@@ -1,0 +1,11 @@
+/* tamis/tamis.h - all of the public API. */
+#ifndef TAMIS_TAMIS_H
+#define TAMIS_TAMIS_H
+
+#include "tamis/base.h"
+#include "tamis/dsa.h"
+#include "tamis/engine.h"
+#include "tamis/sampler.h"
+#include "tamis/tokenizer.h"
+
+#endif
