@@ -1,0 +1,85 @@
+/*
+ * config.json and generation_config.json -> one validated struct.
+ *
+ * Unknown keys and nulls are ignored; both spellings of every field are read (docs: spec of the
+ * files in docs/models.md). Every value is range-checked here, so nothing later needs to doubt it.
+ */
+#ifndef TAMIS_CONFIG_MODEL_CONFIG_H
+#define TAMIS_CONFIG_MODEL_CONFIG_H
+
+#include "tamis/dsa.h"
+#include "tamis/engine.h"
+
+#define TAMIS_MAX_LAYERS 512     /* main and MTP layers; real models have up to 79 */
+#define TAMIS_MAX_HC_MULT 16
+#define TAMIS_MAX_EXPERTS_PER_TOK 64
+
+typedef enum tamis_family {
+    TAMIS_FAMILY_DEEPSEEK_V4 = 0
+} tamis_family;
+
+typedef enum tamis_scoring_func {
+    TAMIS_SCORING_SQRTSOFTPLUS = 0,
+    TAMIS_SCORING_SIGMOID,
+    TAMIS_SCORING_SOFTMAX
+} tamis_scoring_func;
+
+typedef struct tamis_model_config {
+    tamis_family family;
+    const char *family_name; /* static: "deepseek_v4" */
+
+    int32_t vocab_size, hidden_size, num_hidden_layers, num_nextn_predict_layers;
+    int32_t max_position_embeddings;
+    float rms_norm_eps;
+
+    /* attention */
+    int32_t num_attention_heads, head_dim, qk_rope_head_dim, q_lora_rank;
+    int32_t o_groups, o_lora_rank, sliding_window;
+    int32_t index_n_heads, index_head_dim, index_topk;
+    int32_t n_compress_ratios; /* >= num_hidden_layers; the rest belongs to MTP blocks */
+    int32_t compress_ratios[TAMIS_MAX_LAYERS];
+    bool reuse_topk[TAMIS_MAX_LAYERS]; /* IndexCache: from use_index_cache, index_topk_freq/pattern */
+    bool has_index_cache;
+    tamis_rope_config rope_window;   /* ratio 0: plain */
+    tamis_rope_config rope_compress; /* ratio 4 and 128: compress_rope_theta, YaRN */
+
+    /* experts */
+    int32_t moe_intermediate_size, n_routed_experts, n_shared_experts, num_experts_per_tok;
+    bool is_hash_layer[TAMIS_MAX_LAYERS]; /* num_hash_layers or mlp_layer_types */
+    tamis_scoring_func scoring_func;
+    bool norm_topk_prob;
+    float routed_scaling_factor;
+    float swiglu_limit; /* +inf: none */
+
+    /* residual streams */
+    int32_t hc_mult, hc_sinkhorn_iters;
+    float hc_eps;
+
+    /* number formats as announced; the tensors decide */
+    bool has_quantization;
+    int32_t weight_block_rows, weight_block_cols; /* 128, 128 */
+
+    int32_t bos_token_id; /* -1: none */
+    int32_t eos_token_ids[TAMIS_MAX_EOS];
+    int32_t n_eos_token_ids;
+
+    /* generation_config.json */
+    bool do_sample;
+    float temperature, top_p, min_p;
+    int32_t top_k;
+} tamis_model_config;
+
+/*
+ * Reads dir/config.json and, if there, dir/generation_config.json.
+ * errors: IO, FORMAT (file, key, value seen and allowed), UNSUPPORTED (family by its name, ratio,
+ * scoring function, activation, attention bias, ... ), NO_MEMORY
+ */
+tamis_status tamis_model_config_read(tamis_model_config *out, const char *dir, tamis_error *err);
+/* The same from text; generation may be NULL. `path` only names the file in messages. */
+tamis_status tamis_model_config_parse(tamis_model_config *out, const char *path, const char *text,
+                                      size_t bytes, const char *generation,
+                                      size_t generation_bytes, tamis_error *err);
+/* Attention dimensions of one main layer. */
+tamis_dsa_config tamis_model_config_dsa(const tamis_model_config *config, int32_t layer);
+
+#endif

@@ -1,0 +1,76 @@
+/*
+ * The weights of a DeepSeek-V4 main model, bound from a checkpoint to what the layers read.
+ *
+ * Matrices point into the mapping; vectors (norms, sinks, ape, biases, hyper-connection base and
+ * scale) are widened to f32 copies once. Names are accepted in the three spellings (official,
+ * transformers' saved, transformers' internal with stacked experts). MTP tensors ("mtp.*") stay
+ * unbound and unused.
+ */
+#ifndef TAMIS_WEIGHTS_V4_WEIGHTS_H
+#define TAMIS_WEIGHTS_V4_WEIGHTS_H
+
+#include "config/model_config.h"
+#include "weights/checkpoint.h"
+
+/* One hyper-connection site; m = hc_mult. */
+typedef struct tamis_hc_weights {
+    tamis_matrix fn;   /* [(2 + m) m][m * hidden_size]; head: [m][m * hidden_size] */
+    const float *base; /* [(2 + m) m]; head: [m] */
+    const float *scale; /* [3]; head: [1] */
+} tamis_hc_weights;
+
+typedef struct tamis_expert_weights {
+    tamis_matrix w1, w3; /* gate, up: [moe_intermediate_size][hidden_size] */
+    tamis_matrix w2;     /* down: [hidden_size][moe_intermediate_size] */
+} tamis_expert_weights;
+
+typedef struct tamis_moe_weights {
+    tamis_matrix gate;       /* [n_routed_experts][hidden_size] */
+    const float *bias;       /* [n_routed_experts]; NULL in hash layers */
+    const void *tid2eid;     /* hash layers: [vocab_size][num_experts_per_tok] I64, any alignment,
+                                values checked; NULL in learned layers */
+    tamis_expert_weights *experts; /* [n_routed_experts] */
+    tamis_expert_weights shared;   /* width moe_intermediate_size * n_shared_experts; rows 0: none */
+} tamis_moe_weights;
+
+typedef struct tamis_v4_layer_weights {
+    tamis_dsa_layer attn;
+    const float *attn_norm, *ffn_norm; /* [hidden_size] */
+    tamis_hc_weights hc_attn, hc_ffn;
+    tamis_moe_weights moe;
+} tamis_v4_layer_weights;
+
+typedef struct tamis_v4_weights {
+    tamis_matrix embed, head; /* [vocab_size][hidden_size] */
+    const float *norm;        /* [hidden_size] */
+    tamis_hc_weights hc_head;
+    int32_t n_layers;
+    tamis_v4_layer_weights *layers;
+    uint64_t mapped_bytes, widened_bytes;
+} tamis_v4_weights;
+
+/*
+ * errors: FORMAT (missing tensor, shape or dtype: tensor, value seen and allowed), UNSUPPORTED,
+ * NO_MEMORY. Marks what it binds as used.
+ */
+tamis_status tamis_v4_weights_bind(tamis_v4_weights **out, tamis_checkpoint *checkpoint,
+                                   const tamis_model_config *config, tamis_error *err);
+void tamis_v4_weights_free(tamis_v4_weights **weights);
+
+/*
+ * Diagnosis after a NaN came up: looks through the used tensors of layer (-1: embedding, norm,
+ * head) for FP8 NaN codes, E8M0 255 and NaN or infinite floats; fills name (of the tensor), element
+ * and description ("E8M0 scale byte 255"). Slow; reads the whole layer. false: nothing found.
+ */
+typedef struct tamis_weight_fault {
+    const char *tensor;
+    int64_t element;
+    const char *what;
+} tamis_weight_fault;
+bool tamis_v4_weights_find_fault(tamis_checkpoint *checkpoint, int32_t layer,
+                                 tamis_weight_fault *out);
+
+/* Group of a tensor for inspection by its canonical name: "attention", "experts", "mtp", "unknown". */
+const char *tamis_v4_tensor_group(const char *name);
+
+#endif
