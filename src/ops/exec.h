@@ -1,0 +1,20 @@
+/* What a threaded operator runs with: a team, a kernel table, scratch of every thread. */
+#ifndef TAMIS_OPS_EXEC_H
+#define TAMIS_OPS_EXEC_H
+
+#include "core/team.h"
+#include "kernels/kernels.h"
+
+typedef struct tamis_exec {
+    tamis_team *team;
+    const tamis_kernels *kernels;
+    float *scratch;        /* [n_threads][scratch_floats], 64-byte aligned */
+    size_t scratch_floats; /* per thread, a multiple of 16; each operator states its need */
+} tamis_exec;
+
+static inline float *tamis_exec_scratch(const tamis_exec *exec, int thread_idx)
+{
+    return exec->scratch + (size_t)thread_idx * exec->scratch_floats;
+}
+
+#endif
