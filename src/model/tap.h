@@ -1,0 +1,37 @@
+/*
+ * Looking into a running model (tests, diagnosis): the stages that the golden files hold.
+ * f32 stages: data is [n_tokens][width] floats of the tokens of this step in batch order.
+ */
+#ifndef TAMIS_MODEL_TAP_H
+#define TAMIS_MODEL_TAP_H
+
+#include <stdint.h>
+
+typedef enum tamis_tap_stage {
+    TAMIS_TAP_ATTN_IN = 0,    /* f32 [hidden_size]: collapsed streams after attn_norm */
+    TAMIS_TAP_ATTN_OUT,       /* f32 [hidden_size]: output of wo_b */
+    TAMIS_TAP_TOPK,           /* int32 [index_topk]: ratio-4 layers, ascending, -1 padded */
+    TAMIS_TAP_FFN_IN,         /* f32 [hidden_size] */
+    TAMIS_TAP_FFN_OUT,        /* f32 [hidden_size]: routed + shared */
+    TAMIS_TAP_EXPERTS,        /* int32 [num_experts_per_tok] */
+    TAMIS_TAP_EXPERT_WEIGHTS, /* f32 [num_experts_per_tok], same order */
+    TAMIS_TAP_HIDDEN          /* f32 [hc_mult * hidden_size]: streams after the layer */
+} tamis_tap_stage;
+
+/* Called on the stepping thread between stages; may read, must not keep the pointer. */
+typedef void (*tamis_tap_fn)(void *user, int32_t layer, tamis_tap_stage stage, const void *data,
+                             int64_t n_tokens, int64_t width);
+
+typedef struct tamis_tap {
+    tamis_tap_fn fn; /* NULL: off */
+    void *user;
+} tamis_tap;
+
+static inline void tamis_tap_emit(const tamis_tap *tap, int32_t layer, tamis_tap_stage stage,
+                                  const void *data, int64_t n_tokens, int64_t width)
+{
+    if (tap->fn != NULL)
+        tap->fn(tap->user, layer, stage, data, n_tokens, width);
+}
+
+#endif
