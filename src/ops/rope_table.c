@@ -1,0 +1,45 @@
+#include "ops/rope_table.h"
+
+#include <math.h>
+
+#include "kernels/math.h"
+
+/* The (fractional) pair index whose frequency turns `turns` times over the original context. */
+static double pair_of_turns(const tamis_rope_config *config, int32_t rope_dim, double turns)
+{
+    const double two_pi = 6.283185307179586476925;
+    return rope_dim * log(config->original_max_position / (turns * two_pi)) /
+           (2 * log((double)config->theta));
+}
+
+/* Share of interpolation (0: kept, 1: divided by the factor) of pair i. */
+static double yarn_ramp(const tamis_rope_config *config, int32_t rope_dim, int32_t i)
+{
+    const double low = fmax(floor(pair_of_turns(config, rope_dim, (double)config->beta_fast)), 0);
+    double high = ceil(pair_of_turns(config, rope_dim, (double)config->beta_slow));
+    high = fmin(high, rope_dim - 1);
+    if (high == low)
+        high += 0.001;
+    return fmin(fmax((i - low) / (high - low), 0), 1);
+}
+
+void tamis_rope_frequencies(float *freq, int32_t rope_dim, const tamis_rope_config *config)
+{
+    for (int32_t i = 0; i < rope_dim / 2; i++) {
+        const double plain = pow((double)config->theta, -2.0 * i / rope_dim);
+        double mixed = plain;
+        if (config->yarn_factor > 1) {
+            const double ramp = yarn_ramp(config, rope_dim, i);
+            mixed = plain / (double)config->yarn_factor * ramp + plain * (1 - ramp);
+        }
+        freq[i] = (float)mixed;
+    }
+}
+
+void tamis_rope_row(float *cos, float *sin, const float *freq, int32_t n_pairs, int32_t pos)
+{
+    for (int32_t i = 0; i < n_pairs; i++) {
+        const float angle = (float)pos * freq[i];
+        tamis_math_sincos(angle, &sin[i], &cos[i]);
+    }
+}
