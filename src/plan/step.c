@@ -1,0 +1,114 @@
+#include "plan/step.h"
+
+#include <string.h>
+
+#include "core/error.h"
+#include "core/size.h"
+
+void tamis_step_layout(tamis_step *step, tamis_arena *arena)
+{
+    const size_t n_reqs = (size_t)step->max_reqs, n_tokens = (size_t)step->max_tokens;
+    step->table_width = (int32_t)tamis_ceil_div(step->max_model_len, step->block_tokens);
+    step->query_start = tamis_arena_take(arena, n_reqs + 1, sizeof(int32_t));
+    step->start_pos = tamis_arena_take(arena, n_reqs, sizeof(int32_t));
+    step->seq_len = tamis_arena_take(arena, n_reqs, sizeof(int32_t));
+    step->slot = tamis_arena_take(arena, n_reqs, sizeof(int32_t));
+    step->table = tamis_arena_take(arena, n_reqs * (size_t)step->table_width, sizeof(int32_t));
+    step->tok_req = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
+    step->tok_pos = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
+    step->slot_owner = tamis_arena_take(arena, (size_t)step->n_slots, sizeof(int32_t));
+}
+
+static tamis_status check_counts(const tamis_step *step, const tamis_batch *batch,
+                                 tamis_error *err)
+{
+    const int32_t *start = batch->query_start_loc;
+    if (batch->num_reqs < 0 || batch->num_reqs > step->max_reqs)
+        return tamis_fail(err, TAMIS_STATUS_LIMIT, "batch: num_reqs is %d, allowed 0..%d",
+                          batch->num_reqs, step->max_reqs);
+    if (start[0] != 0)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "batch: query_start_loc[0] is %d, must be 0", start[0]);
+    for (int32_t i = 0; i < batch->num_reqs; i++)
+        if (start[i + 1] < start[i])
+            return tamis_fail(err, TAMIS_STATUS_INVALID,
+                              "batch: query_start_loc[%d] is %d, must be at least %d", i + 1,
+                              start[i + 1], start[i]);
+    if (start[batch->num_reqs] > step->max_tokens)
+        return tamis_fail(err, TAMIS_STATUS_LIMIT, "batch: %d tokens, allowed 0..%d",
+                          start[batch->num_reqs], step->max_tokens);
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status check_request(tamis_step *step, const tamis_batch *batch, int32_t req,
+                                  tamis_error *err)
+{
+    const int32_t n_new = batch->query_start_loc[req + 1] - batch->query_start_loc[req];
+    const int32_t seq_len = batch->seq_lens[req], slot = batch->slots[req];
+    if (seq_len < n_new)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "request %d: seq_len is %d, must be at least its %d new tokens", req,
+                          seq_len, n_new);
+    if (seq_len > step->max_model_len)
+        return tamis_fail(err, TAMIS_STATUS_LIMIT, "request %d: seq_len is %d, allowed 0..%d", req,
+                          seq_len, step->max_model_len);
+    if (slot < 0 || slot >= step->n_slots)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "request %d: slot is %d, allowed 0..%d", req,
+                          slot, step->n_slots - 1);
+    if (step->slot_owner[slot] >= 0)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "request %d: slot %d belongs to request %d",
+                          req, slot, step->slot_owner[slot]);
+    step->slot_owner[slot] = req;
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status copy_table(tamis_step *step, const tamis_batch *batch, int32_t req,
+                               tamis_error *err)
+{
+    const int32_t n = (int32_t)tamis_ceil_div(batch->seq_lens[req], step->block_tokens);
+    const int32_t *table = batch->block_table + req * batch->block_table_stride;
+    if (n > batch->block_table_stride)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "request %d: block table holds %lld blocks, %d needed for %d tokens", req,
+                          (long long)batch->block_table_stride, n, batch->seq_lens[req]);
+    for (int32_t i = 0; i < n; i++)
+        if (table[i] < 1 || table[i] >= step->n_blocks)
+            return tamis_fail(err, TAMIS_STATUS_INVALID,
+                              "request %d: block_table[%d] is %d, allowed 1..%d", req, i, table[i],
+                              step->n_blocks - 1);
+    if (n > 0)
+        memcpy(step->table + (int64_t)req * step->table_width, table, (size_t)n * sizeof *table);
+    return TAMIS_STATUS_OK;
+}
+
+/* One request, checked and copied; its tokens follow those of the requests before it. */
+static tamis_status add_request(tamis_step *step, const tamis_batch *batch, int32_t req,
+                                tamis_error *err)
+{
+    TAMIS_TRY(check_request(step, batch, req, err));
+    TAMIS_TRY(copy_table(step, batch, req, err));
+    const int32_t begin = batch->query_start_loc[req], end = batch->query_start_loc[req + 1];
+    step->query_start[req + 1] = end;
+    step->seq_len[req] = batch->seq_lens[req];
+    step->start_pos[req] = batch->seq_lens[req] - (end - begin);
+    step->slot[req] = batch->slots[req];
+    for (int32_t i = begin; i < end; i++) {
+        step->tok_req[i] = req;
+        step->tok_pos[i] = step->start_pos[req] + (i - begin);
+    }
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_step_build(tamis_step *step, const tamis_batch *batch, tamis_error *err)
+{
+    step->n_tokens = step->n_reqs = 0;
+    TAMIS_TRY(check_counts(step, batch, err));
+    for (int32_t i = 0; i < step->n_slots; i++)
+        step->slot_owner[i] = -1;
+    step->query_start[0] = 0;
+    for (int32_t req = 0; req < batch->num_reqs; req++)
+        TAMIS_TRY(add_request(step, batch, req, err));
+    step->n_reqs = batch->num_reqs;
+    step->n_tokens = batch->query_start_loc[batch->num_reqs];
+    return TAMIS_STATUS_OK;
+}
