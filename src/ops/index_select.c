@@ -1,0 +1,170 @@
+#include "ops/index_select.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "core/size.h"
+
+typedef struct index_pass {
+    const tamis_exec *exec;
+    const tamis_index_job *job;
+    atomic_bool has_nan; /* some selection came out short */
+} index_pass;
+
+typedef struct index_scratch {
+    float *panels, *scores, *kernel;
+    tamis_candidate *candidates;
+} index_scratch;
+
+static size_t padded(int64_t n) { return (size_t)tamis_round_up(n, TAMIS_LANES); }
+
+static size_t panel_floats(int32_t n_heads, int32_t head_dim)
+{
+    return padded(n_heads) * (size_t)head_dim;
+}
+
+static size_t kernel_floats(int32_t n_heads, int32_t head_dim)
+{
+    return padded((int64_t)TAMIS_INDEX_SCRATCH(head_dim, n_heads));
+}
+
+size_t tamis_index_scratch_floats(int32_t n_heads, int32_t head_dim, int32_t topk)
+{
+    const size_t candidate_floats = sizeof(tamis_candidate) / sizeof(float);
+    return panel_floats(n_heads, head_dim) + TAMIS_INDEX_BLOCK + kernel_floats(n_heads, head_dim) +
+           padded((int64_t)((size_t)tamis_topk_capacity(topk) * candidate_floats));
+}
+
+static index_scratch carve(const tamis_index_job *job, float *base)
+{
+    index_scratch s;
+    s.panels = base;
+    s.scores = s.panels + panel_floats(job->n_heads, job->head_dim);
+    s.kernel = s.scores + TAMIS_INDEX_BLOCK;
+    s.candidates = (tamis_candidate *)(void *)(s.kernel + kernel_floats(job->n_heads, job->head_dim));
+    return s;
+}
+
+/* Keys [j, end) of one unit: runs of constant stride inside it. */
+static void score_keys(const index_pass *pass, const index_scratch *s, int32_t token, int32_t j,
+                       int32_t end, tamis_topk *topk)
+{
+    const tamis_index_job *job = pass->job;
+    const float *weights = job->weights + (int64_t)token * (int64_t)padded(job->n_heads);
+    while (j < end) {
+        int32_t n_run;
+        int64_t stride;
+        const void *keys = job->keys(job->user, token, j, end - j, &n_run, &stride);
+        pass->exec->kernels->index_score(s->scores, s->panels, weights, job->n_heads,
+                                         job->head_dim, keys, job->dtype, stride, n_run,
+                                         s->kernel);
+        tamis_topk_push(topk, pass->exec->kernels, s->scores, n_run, j);
+        j += n_run;
+    }
+}
+
+static int32_t *output_of(const tamis_index_job *job, int32_t token)
+{
+    return job->out + (int64_t)token * job->topk;
+}
+
+static void finish(index_pass *pass, int32_t token, tamis_topk *topk)
+{
+    if (tamis_topk_finish(topk, output_of(pass->job, token)) < pass->job->topk)
+        atomic_store_explicit(&pass->has_nan, true, memory_order_relaxed);
+}
+
+/* Units [begin, end) of a token; what a part finds of a shared token is kept for the merge. */
+static void run_part(index_pass *pass, const index_scratch *s, int thread_idx, int32_t token,
+                     int64_t begin, int64_t end)
+{
+    const tamis_index_job *job = pass->job;
+    tamis_topk topk;
+    tamis_topk_init(&topk, s->candidates, job->topk);
+    pass->exec->kernels->pack_heads(s->panels,
+                                    job->q + (int64_t)token * job->n_heads * job->head_dim,
+                                    job->n_heads, job->head_dim);
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int32_t j = (int32_t)(unit * TAMIS_INDEX_BLOCK);
+        score_keys(pass, s, token, j,
+                   (int32_t)tamis_min_i64(j + TAMIS_INDEX_BLOCK, job->visible[token]), &topk);
+    }
+    if (begin == 0 && end == tamis_partition_units(job->partition, token)) {
+        finish(pass, token, &topk);
+        return;
+    }
+    /* slot 0: the token was begun by an earlier thread; slot 1: a later one goes on */
+    const int32_t slot = 2 * thread_idx + (begin == 0);
+    tamis_topk_reduce(&topk);
+    memcpy(job->partials + (int64_t)slot * job->topk, topk.items,
+           (size_t)topk.n * sizeof *topk.items);
+    job->n_partials[slot] = topk.n;
+}
+
+static void select_all(const tamis_index_job *job, int32_t token)
+{
+    int32_t *out = output_of(job, token);
+    for (int32_t i = 0; i < job->topk; i++)
+        out[i] = i < job->visible[token] ? i : -1;
+}
+
+static void index_thread(void *arg, int thread_idx, int n_threads)
+{
+    index_pass *pass = arg;
+    const tamis_index_job *job = pass->job;
+    const tamis_partition *partition = job->partition;
+    const index_scratch s = carve(job, tamis_exec_scratch(pass->exec, thread_idx));
+    int64_t token_begin, token_end;
+    tamis_team_range(job->n_tokens, 1, thread_idx, n_threads, &token_begin, &token_end);
+    for (int64_t token = token_begin; token < token_end; token++)
+        if (tamis_partition_units(partition, (int32_t)token) == 0)
+            select_all(job, (int32_t)token);
+    for (int32_t token = partition->first_item[thread_idx]; token < job->n_tokens; token++) {
+        int64_t begin, end;
+        if (partition->unit_start[token] >= partition->bounds[thread_idx + 1])
+            break;
+        if (tamis_partition_part(partition, thread_idx, token, &begin, &end))
+            run_part(pass, &s, thread_idx, token, begin, end);
+    }
+}
+
+/* Merges the parts of the token that the border after `first` cuts, if `first` began it. */
+static void merge_after(index_pass *pass, const index_scratch *s, int32_t first)
+{
+    const tamis_index_job *job = pass->job;
+    const tamis_partition *partition = job->partition;
+    const int32_t token = partition->first_item[first + 1];
+    int64_t begin, end;
+    if (token >= job->n_tokens || !tamis_partition_part(partition, first, token, &begin, &end) ||
+        begin != 0 || end == tamis_partition_units(partition, token))
+        return;
+    tamis_topk topk;
+    tamis_topk_init(&topk, s->candidates, job->topk);
+    for (int32_t part = first; part < partition->n_threads &&
+                               partition->bounds[part] < partition->unit_start[token + 1];
+         part++) {
+        if (!tamis_partition_part(partition, part, token, &begin, &end))
+            continue; /* an empty stretch in the middle */
+        const int32_t slot = 2 * part + (begin == 0);
+        tamis_topk_absorb(&topk, job->partials + (int64_t)slot * job->topk, job->n_partials[slot]);
+    }
+    finish(pass, token, &topk);
+}
+
+static void merge_thread(void *arg, int thread_idx, int n_threads)
+{
+    index_pass *pass = arg;
+    const index_scratch s = carve(pass->job, tamis_exec_scratch(pass->exec, thread_idx));
+    if (thread_idx + 1 < n_threads)
+        merge_after(pass, &s, thread_idx);
+}
+
+bool tamis_index_run(const tamis_exec *exec, const tamis_index_job *job)
+{
+    index_pass pass = {.exec = exec, .job = job};
+    atomic_init(&pass.has_nan, false);
+    tamis_team_run(exec->team, index_thread, &pass);
+    if (job->partition->has_split_items)
+        tamis_team_run(exec->team, merge_thread, &pass);
+    return !atomic_load(&pass.has_nan);
+}

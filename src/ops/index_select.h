@@ -1,0 +1,41 @@
+/*
+ * Lightning indexer: score all visible keys of each token and keep the k best, block by block, so
+ * that no score row of context length ever exists.
+ *
+ * score(t, j) = sum over heads h of weight[t][h] * relu(q[t][h] . key[j]); larger first, then lower
+ * j; NaN never. A token that sees at most k keys selects them all and is not scored.
+ */
+#ifndef TAMIS_OPS_INDEX_SELECT_H
+#define TAMIS_OPS_INDEX_SELECT_H
+
+#include "core/partition.h"
+#include "ops/exec.h"
+#include "ops/topk.h"
+
+#define TAMIS_INDEX_BLOCK 64 /* keys of one unit of work */
+
+typedef struct tamis_index_job {
+    const float *q;       /* [n_tokens][n_heads][head_dim] */
+    const float *weights; /* [n_tokens][round_up(n_heads, 16)], zeros after n_heads */
+    int32_t n_tokens, n_heads, head_dim, topk;
+    tamis_dtype dtype;    /* of the keys */
+    const int32_t *visible;           /* [n_tokens] */
+    const tamis_partition *partition; /* items: tokens, units: tamis_index_units */
+    int32_t *out;                     /* [n_tokens][topk] ascending, then -1 */
+    tamis_candidate *partials;        /* [2 n_threads][topk] */
+    int32_t *n_partials;              /* [2 n_threads] */
+    /* Keys from j on that lie at a constant stride, at most n of them; returns the first. */
+    const void *(*keys)(const void *user, int32_t token, int32_t j, int32_t n, int32_t *n_run,
+                        int64_t *stride);
+    const void *user;
+} tamis_index_job;
+
+static inline int32_t tamis_index_units(int32_t visible, int32_t topk)
+{
+    return visible <= topk ? 0 : (visible + TAMIS_INDEX_BLOCK - 1) / TAMIS_INDEX_BLOCK;
+}
+size_t tamis_index_scratch_floats(int32_t n_heads, int32_t head_dim, int32_t topk);
+/* false if some scored token has fewer than k scores that are numbers. One or two barriers. */
+bool tamis_index_run(const tamis_exec *exec, const tamis_index_job *job);
+
+#endif
