@@ -1,13 +1,14 @@
 /*
  * The only allocator. Every block is 64-byte aligned, zeroed, counted and tagged by kind.
  *
- * Between tamis_mem_run_begin and tamis_mem_run_end (a step) nothing may allocate: the calls are
- * counted, and debug builds assert. tamis_mem_fail_at makes the n-th allocation from now fail
- * once (tests); 0 switches it off.
+ * Between tamis_mem_run_begin and tamis_mem_run_end (a step) nothing may allocate or free: the
+ * calls are counted, and debug builds assert. tamis_mem_fail_at makes the n-th allocation from
+ * now fail once (tests); 0 switches it off.
  */
 #ifndef TAMIS_CORE_MEM_H
 #define TAMIS_CORE_MEM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,5 +35,7 @@ void tamis_mem_fail_at(uint64_t n);
 void tamis_mem_run_begin(void); /* nests over threads: counts runs in progress */
 void tamis_mem_run_end(void);
 uint64_t tamis_mem_num_allocs_in_run(void); /* allocator calls made while a run was in progress */
+/* false: only count, so that a test can look at the count itself. Default true. */
+void tamis_mem_assert_in_run(bool on);
 
 #endif

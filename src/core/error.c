@@ -1,0 +1,91 @@
+#include "core/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LOG_BYTES 1024
+
+/* Written by tamis_log_set before other threads start, only read afterwards. */
+static tamis_log_fn log_fn;
+static void *log_user;
+
+const char *tamis_status_name(tamis_status status)
+{
+    switch (status) {
+    case TAMIS_STATUS_OK: return "ok";
+    case TAMIS_STATUS_INVALID: return "invalid argument";
+    case TAMIS_STATUS_NO_MEMORY: return "out of memory";
+    case TAMIS_STATUS_NO_BLOCKS: return "out of cache blocks";
+    case TAMIS_STATUS_LIMIT: return "limit exceeded";
+    case TAMIS_STATUS_IO: return "input/output error";
+    case TAMIS_STATUS_FORMAT: return "bad format";
+    case TAMIS_STATUS_UNSUPPORTED: return "unsupported";
+    case TAMIS_STATUS_STATE: return "wrong state";
+    case TAMIS_STATUS_PEER: return "peer failed";
+    case TAMIS_STATUS_CANCELLED: return "cancelled";
+    }
+    return "unknown status";
+}
+
+/* A text cut by its buffer may end inside a UTF-8 character: drop the broken rest of it. */
+static void trim_broken_utf8(char *text)
+{
+    size_t n = strlen(text);
+    size_t tail = 0; /* continuation bytes at the end */
+    while (tail < 3 && tail < n && ((unsigned char)text[n - 1 - tail] & 0xC0) == 0x80)
+        tail++;
+    if (tail >= n)
+        return;
+    const unsigned char lead = (unsigned char)text[n - 1 - tail];
+    const size_t want = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC0 ? 1 : 0;
+    if (tail < want)
+        text[n - 1 - tail] = '\0';
+}
+
+static void format_text(char *text, size_t bytes, const char *fmt, va_list args)
+{
+    const int n = vsnprintf(text, bytes, fmt, args);
+    if (n < 0)
+        text[0] = '\0';
+    else if ((size_t)n >= bytes)
+        trim_broken_utf8(text);
+}
+
+tamis_status tamis_fail(tamis_error *err, tamis_status status, const char *fmt, ...)
+{
+    if (err != NULL) {
+        /* The arguments may point into err->text (adding context to an error): format aside. */
+        char text[sizeof err->text];
+        va_list args;
+        va_start(args, fmt);
+        format_text(text, sizeof text, fmt, args);
+        va_end(args);
+        memcpy(err->text, text, sizeof text);
+        err->status = status;
+    }
+    return status;
+}
+
+tamis_status tamis_fail_memory(tamis_error *err, const char *what, size_t bytes)
+{
+    return tamis_fail(err, TAMIS_STATUS_NO_MEMORY, "%s: no memory for %zu bytes", what, bytes);
+}
+
+void tamis_log_set(tamis_log_fn fn, void *user)
+{
+    log_fn = fn;
+    log_user = user;
+}
+
+void tamis_log(tamis_log_level level, const char *fmt, ...)
+{
+    if (log_fn == NULL)
+        return;
+    char text[LOG_BYTES];
+    va_list args;
+    va_start(args, fmt);
+    format_text(text, sizeof text, fmt, args);
+    va_end(args);
+    log_fn(level, text, log_user);
+}
