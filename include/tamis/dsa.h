@@ -70,6 +70,9 @@ typedef struct tamis_dsa_weights {
     tamis_compressor_weights index_compressor;   /* ratio 4, d = index_head_dim */
 } tamis_dsa_weights;
 
+/** Most groups of the output projection a layer may have. */
+#define TAMIS_DSA_MAX_GROUPS 128
+
 typedef struct tamis_dsa_layer {
     tamis_dsa_config config;
     tamis_dsa_weights weights;

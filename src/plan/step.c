@@ -16,6 +16,7 @@ void tamis_step_layout(tamis_step *step, tamis_arena *arena)
     step->table = tamis_arena_take(arena, n_reqs * (size_t)step->table_width, sizeof(int32_t));
     step->tok_req = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
     step->tok_pos = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
+    step->units = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
     step->slot_owner = tamis_arena_take(arena, (size_t)step->n_slots, sizeof(int32_t));
 }
 

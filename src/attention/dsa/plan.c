@@ -1,0 +1,402 @@
+#include "attention/dsa/plan.h"
+
+#include <string.h>
+
+#include "attention/common/compressor.h"
+#include "core/error.h"
+#include "core/mem.h"
+#include "core/size.h"
+#include "ops/rope_table.h"
+#include "ops/sparse_attn.h"
+
+tamis_dsa_plan_params tamis_dsa_plan_params_default(void)
+{
+    return (tamis_dsa_plan_params){.struct_size = sizeof(tamis_dsa_plan_params),
+                                   .max_num_batched_tokens = 512,
+                                   .max_num_seqs = 1,
+                                   .max_model_len = 4096,
+                                   .n_threads = 1};
+}
+
+/* ---------------------------------------------------------------- layout */
+
+/* Largest value over the layers. */
+static int64_t max_of(const tamis_dsa_plan *plan, int64_t (*value)(const tamis_dsa_config *))
+{
+    int64_t max = 0;
+    for (int32_t i = 0; i < plan->n_layers; i++)
+        max = tamis_max_i64(max, value(&plan->layers[i]));
+    return max;
+}
+
+static int64_t q_lora_rank(const tamis_dsa_config *c) { return c->q_lora_rank; }
+static int64_t head_dim(const tamis_dsa_config *c) { return c->head_dim; }
+static int64_t q_width(const tamis_dsa_config *c) { return (int64_t)c->num_heads * c->head_dim; }
+static int64_t low_width(const tamis_dsa_config *c)
+{
+    return (int64_t)c->o_groups * c->o_lora_rank;
+}
+static int64_t state_width(const tamis_dsa_config *c)
+{
+    return c->compress_ratio == 0
+               ? 0
+               : (int64_t)2 * tamis_compressor_halves(c->compress_ratio) * c->head_dim;
+}
+static bool has_indexer(const tamis_dsa_config *c)
+{
+    return c->compress_ratio == 4 && !c->reuse_topk;
+}
+static int64_t index_state_width(const tamis_dsa_config *c)
+{
+    return has_indexer(c) ? (int64_t)4 * c->index_head_dim : 0;
+}
+static int64_t index_q_width(const tamis_dsa_config *c)
+{
+    return has_indexer(c) ? (int64_t)c->index_n_heads * c->index_head_dim : 0;
+}
+static int64_t index_heads(const tamis_dsa_config *c)
+{
+    return has_indexer(c) ? tamis_round_up(c->index_n_heads, TAMIS_LANES) : 0;
+}
+static int64_t index_topk(const tamis_dsa_config *c)
+{
+    return c->compress_ratio == 4 ? c->index_topk : 0;
+}
+
+static int64_t largest_cols(const tamis_dsa_config *c)
+{
+    int64_t cols = tamis_max_i64(c->hidden_size, c->q_lora_rank);
+    cols = tamis_max_i64(cols, q_width(c) / c->o_groups);
+    return tamis_max_i64(cols, low_width(c));
+}
+
+static int64_t scratch_need(const tamis_dsa_config *c)
+{
+    int64_t need = (int64_t)TAMIS_LINEAR_SCRATCH(largest_cols(c));
+    need = tamis_max_i64(need, (int64_t)tamis_attn_scratch_floats(c->num_heads, c->head_dim,
+                                                                  c->head_dim));
+    if (has_indexer(c))
+        need = tamis_max_i64(need, (int64_t)tamis_index_scratch_floats(
+                                       c->index_n_heads, c->index_head_dim, c->index_topk));
+    return tamis_round_up(need, TAMIS_LANES);
+}
+
+static int32_t longest_list(const tamis_dsa_config *c, int32_t max_model_len)
+{
+    const int32_t window = c->sliding_window < max_model_len ? c->sliding_window : max_model_len;
+    int32_t rows = tamis_visible_rows(max_model_len - 1, c->compress_ratio);
+    if (c->compress_ratio == 4 && rows > c->index_topk)
+        rows = c->index_topk;
+    return window + rows;
+}
+
+static size_t partial_need(const tamis_dsa_plan *plan)
+{
+    size_t need = 0;
+    for (int32_t i = 0; i < plan->n_layers; i++) {
+        const tamis_dsa_config *c = &plan->layers[i];
+        const size_t floats = tamis_attn_partial_floats(c->num_heads, c->head_dim,
+                                                        plan->max_chunks, plan->params.n_threads);
+        need = floats > need ? floats : need;
+    }
+    return need;
+}
+
+static void layout_partition(tamis_partition *partition, size_t n_tokens, size_t n_threads,
+                             tamis_arena *arena)
+{
+    partition->n_threads = (int32_t)n_threads;
+    partition->unit_start = tamis_arena_take(arena, n_tokens + 1, sizeof(int64_t));
+    partition->bounds = tamis_arena_take(arena, n_threads + 1, sizeof(int64_t));
+    partition->first_item = tamis_arena_take(arena, n_threads, sizeof(int32_t));
+}
+
+static void layout_kind(const tamis_dsa_plan *plan, tamis_dsa_kind *kind, tamis_arena *arena)
+{
+    const size_t n_tokens = (size_t)plan->params.max_num_batched_tokens;
+    const size_t n_pairs = (size_t)kind->config.rope_head_dim / 2;
+    kind->freq = tamis_arena_take(arena, n_pairs, sizeof(float));
+    kind->cos = tamis_arena_take(arena, n_tokens * n_pairs, sizeof(float));
+    kind->sin = tamis_arena_take(arena, n_tokens * n_pairs, sizeof(float));
+    kind->visible = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
+    kind->list_len = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
+    layout_partition(&kind->attn, n_tokens, (size_t)plan->params.n_threads, arena);
+    if (kind->config.compress_ratio == 0)
+        return;
+    const int32_t capacity =
+        tamis_closed_rows_capacity(plan->params.max_num_batched_tokens, plan->params.max_num_seqs,
+                                   kind->config.compress_ratio);
+    tamis_closed_rows_layout(&kind->rows, capacity, arena);
+    kind->row_cos = tamis_arena_take(arena, (size_t)capacity * n_pairs, sizeof(float));
+    kind->row_sin = tamis_arena_take(arena, (size_t)capacity * n_pairs, sizeof(float));
+    if (kind->config.compress_ratio == 4)
+        layout_partition(&kind->index, n_tokens, (size_t)plan->params.n_threads, arena);
+}
+
+static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
+{
+    tamis_dsa_workspace *ws = &plan->ws;
+    const size_t n_tokens = (size_t)plan->params.max_num_batched_tokens;
+    const size_t n_threads = (size_t)plan->params.n_threads;
+    const size_t kv_bytes = (size_t)tamis_dtype_bits(plan->kv_cache_dtype) / 8;
+#define TAKE(field, width) \
+    ws->field = tamis_arena_take(arena, n_tokens * (size_t)max_of(plan, width), sizeof *ws->field)
+    TAKE(qa, q_lora_rank);
+    TAKE(kv, head_dim);
+    TAKE(state, state_width);
+    TAKE(index_state, index_state_width);
+    TAKE(q, q_width);
+    TAKE(index_q, index_q_width);
+    TAKE(index_w_raw, index_heads);
+    TAKE(index_w, index_heads);
+    TAKE(topk, index_topk);
+    TAKE(low, low_width);
+#undef TAKE
+    ws->kv_rows = tamis_arena_take(arena, n_tokens * (size_t)max_of(plan, head_dim), kv_bytes);
+    ws->attn_partials = tamis_arena_take(arena, partial_need(plan), sizeof(float));
+    ws->index_partials = tamis_arena_take(
+        arena, 2 * n_threads * (size_t)max_of(plan, index_topk), sizeof *ws->index_partials);
+    ws->n_index_partials = tamis_arena_take(arena, 2 * n_threads, sizeof(int32_t));
+    plan->scratch_floats = (size_t)max_of(plan, scratch_need);
+    plan->scratch = tamis_arena_take(arena, n_threads * plan->scratch_floats, sizeof(float));
+}
+
+static void layout(tamis_dsa_plan *plan, tamis_arena *arena)
+{
+    plan->kind_of_layer = tamis_arena_take(arena, (size_t)plan->n_layers, sizeof(int32_t));
+    tamis_step_layout(&plan->step, arena);
+    for (int32_t i = 0; i < plan->n_kinds; i++)
+        layout_kind(plan, &plan->kinds[i], arena);
+    layout_workspace(plan, arena);
+}
+
+/* ---------------------------------------------------------------- open */
+
+static bool same_rope(const tamis_rope_config *a, const tamis_rope_config *b)
+{
+    return a->theta == b->theta && a->yarn_factor == b->yarn_factor &&
+           a->original_max_position == b->original_max_position &&
+           a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow;
+}
+
+/* Whether two layers share rotary rows, list lengths and partitions. */
+static bool same_kind(const tamis_dsa_config *a, const tamis_dsa_config *b)
+{
+    return a->compress_ratio == b->compress_ratio && a->sliding_window == b->sliding_window &&
+           a->rope_head_dim == b->rope_head_dim && same_rope(&a->rope, &b->rope) &&
+           (a->compress_ratio != 4 || a->index_topk == b->index_topk);
+}
+
+static int32_t find_kind(const tamis_dsa_plan *plan, const tamis_dsa_config *layer)
+{
+    int32_t kind = 0;
+    while (kind < plan->n_kinds && !same_kind(&plan->kinds[kind].config, layer))
+        kind++;
+    return kind;
+}
+
+static tamis_status collect_kinds(tamis_dsa_plan *plan, tamis_error *err)
+{
+    int32_t topk = 0; /* of the latest layer that selects for itself */
+    for (int32_t i = 0; i < plan->n_layers; i++) {
+        const tamis_dsa_config *layer = &plan->layers[i];
+        const int32_t kind = find_kind(plan, layer);
+        if (kind == TAMIS_DSA_MAX_KINDS)
+            return tamis_fail(err, TAMIS_STATUS_LIMIT,
+                              "layer %d: more than %d different kinds of layers", i,
+                              TAMIS_DSA_MAX_KINDS);
+        if (kind == plan->n_kinds)
+            plan->kinds[plan->n_kinds++].config = *layer;
+        if (layer->compress_ratio == 4 && layer->reuse_topk && layer->index_topk != topk)
+            return tamis_fail(err, TAMIS_STATUS_INVALID,
+                              "layer %d: reuse_topk with index_topk %d, but the selection before "
+                              "it has %d (0: none)",
+                              i, layer->index_topk, topk);
+        if (has_indexer(layer))
+            topk = layer->index_topk;
+    }
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status check_params(const tamis_dsa_plan_params *p, tamis_error *err)
+{
+    const struct {
+        const char *name;
+        int32_t value, max;
+    } fields[] = {{"max_num_batched_tokens", p->max_num_batched_tokens, 1 << 20},
+                  {"max_num_seqs", p->max_num_seqs, 1 << 20},
+                  {"max_model_len", p->max_model_len, 1 << 30},
+                  {"n_threads", p->n_threads, 256}};
+    if (p->struct_size != sizeof *p)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "plan params: struct_size is %zu, must be %zu",
+                          p->struct_size, sizeof *p);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < 1 || fields[i].value > fields[i].max)
+            return tamis_fail(err, TAMIS_STATUS_INVALID, "plan params: %s is %d, allowed 1..%d",
+                              fields[i].name, fields[i].value, fields[i].max);
+    return TAMIS_STATUS_OK;
+}
+
+/* Limits and kinds; nothing is laid out yet. */
+static tamis_status set_up(tamis_dsa_plan *plan, const tamis_dsa_config *layers, int32_t n_layers,
+                           const tamis_dsa_plan_params *params, tamis_dtype kv_cache_dtype,
+                           int32_t block_tokens, tamis_error *err)
+{
+    TAMIS_TRY(check_params(params, err));
+    plan->params = *params;
+    plan->layers = layers;
+    plan->n_layers = n_layers;
+    plan->kv_cache_dtype = kv_cache_dtype;
+    TAMIS_TRY(collect_kinds(plan, err));
+    plan->step = (tamis_step){.max_tokens = params->max_num_batched_tokens,
+                              .max_reqs = params->max_num_seqs,
+                              .max_model_len = params->max_model_len,
+                              .block_tokens = block_tokens,
+                              .n_slots = params->max_num_seqs};
+    for (int32_t i = 0; i < n_layers; i++) {
+        const int32_t n = tamis_attn_num_chunks(longest_list(&layers[i], params->max_model_len));
+        plan->max_chunks = n > plan->max_chunks ? n : plan->max_chunks;
+    }
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status measure(tamis_dsa_plan *plan, size_t *bytes, tamis_error *err)
+{
+    tamis_arena arena = {0};
+    layout(plan, &arena);
+    if (arena.used == SIZE_MAX)
+        return tamis_fail(err, TAMIS_STATUS_LIMIT,
+                          "plan: a workspace for %d tokens exceeds the address space",
+                          plan->params.max_num_batched_tokens);
+    *bytes = arena.used;
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers, int32_t n_layers,
+                                    const tamis_dsa_plan_params *params,
+                                    tamis_dtype kv_cache_dtype, int32_t block_tokens,
+                                    uint64_t *bytes, tamis_error *err)
+{
+    tamis_dsa_plan plan = {0};
+    size_t used;
+    for (int32_t i = 0; i < n_layers; i++)
+        TAMIS_TRY(tamis_dsa_config_check(&layers[i], err));
+    TAMIS_TRY(set_up(&plan, layers, n_layers, params, kv_cache_dtype, block_tokens, err));
+    TAMIS_TRY(measure(&plan, &used, err));
+    *bytes = used + sizeof plan;
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status take_memory(tamis_dsa_plan *plan, tamis_error *err)
+{
+    size_t bytes;
+    TAMIS_TRY(measure(plan, &bytes, err));
+    plan->memory = tamis_mem_alloc(TAMIS_MEM_WORKSPACE, bytes);
+    if (plan->memory == NULL)
+        return tamis_fail_memory(err, "workspace of a step", bytes);
+    tamis_arena arena = {.base = plan->memory, .bytes = bytes};
+    layout(plan, &arena);
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out, const tamis_dsa_caches *caches,
+                                 const tamis_dsa_plan_params *params, tamis_error *err)
+{
+    tamis_status st;
+    *out = NULL;
+    tamis_dsa_plan *plan = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *plan);
+    if (plan == NULL)
+        return tamis_fail_memory(err, "plan", sizeof *plan);
+    TAMIS_TRY_GOTO(set_up(plan, caches->layers, caches->n_layers, params,
+                          caches->params.kv_cache_dtype, caches->params.block_tokens, err));
+    plan->step.n_blocks = caches->store.n_blocks;
+    plan->step.n_slots = caches->store.n_slots;
+    TAMIS_TRY_GOTO(take_memory(plan, err));
+    for (int32_t i = 0; i < plan->n_kinds; i++)
+        tamis_rope_frequencies(plan->kinds[i].freq, plan->kinds[i].config.rope_head_dim,
+                               &plan->kinds[i].config.rope);
+    for (int32_t i = 0; i < plan->n_layers; i++)
+        plan->kind_of_layer[i] = find_kind(plan, &plan->layers[i]);
+    *out = plan;
+    return TAMIS_STATUS_OK;
+fail:
+    tamis_dsa_plan_close(&plan);
+    return st;
+}
+
+void tamis_dsa_plan_close(tamis_dsa_plan **plan)
+{
+    if (plan == NULL || *plan == NULL)
+        return;
+    tamis_mem_free((*plan)->memory);
+    tamis_mem_free(*plan);
+    *plan = NULL;
+}
+
+/* ---------------------------------------------------------------- build */
+
+static void build_rope(tamis_dsa_kind *kind, const tamis_step *step)
+{
+    const int32_t n_pairs = kind->config.rope_head_dim / 2;
+    for (int32_t t = 0; t < step->n_tokens; t++)
+        tamis_rope_row(kind->cos + (int64_t)t * n_pairs, kind->sin + (int64_t)t * n_pairs,
+                       kind->freq, n_pairs, step->tok_pos[t]);
+}
+
+static void build_rows(tamis_dsa_kind *kind, const tamis_step *step)
+{
+    const int32_t n_pairs = kind->config.rope_head_dim / 2, ratio = kind->config.compress_ratio;
+    tamis_closed_rows_build(&kind->rows, step, ratio);
+    for (int32_t i = 0; i < kind->rows.n; i++)
+        tamis_rope_row(kind->row_cos + (int64_t)i * n_pairs, kind->row_sin + (int64_t)i * n_pairs,
+                       kind->freq, n_pairs, kind->rows.idx[i] * ratio);
+}
+
+static void build_partition(tamis_partition *partition, const tamis_step *step,
+                            const int32_t *units)
+{
+    partition->n_items = step->n_tokens;
+    partition->unit_start[0] = 0;
+    for (int32_t t = 0; t < step->n_tokens; t++)
+        partition->unit_start[t + 1] = partition->unit_start[t] + units[t];
+    tamis_partition_build(partition);
+}
+
+/* Lists of every token and how their chunks are shared out. `units` is room for n_tokens. */
+static void build_lists(tamis_dsa_kind *kind, const tamis_step *step, int32_t *units)
+{
+    const tamis_dsa_config *c = &kind->config;
+    for (int32_t t = 0; t < step->n_tokens; t++) {
+        const int32_t pos = step->tok_pos[t];
+        const int32_t window = pos + 1 < c->sliding_window ? pos + 1 : c->sliding_window;
+        int32_t rows = kind->visible[t] = tamis_visible_rows(pos, c->compress_ratio);
+        if (c->compress_ratio == 4 && rows > c->index_topk)
+            rows = c->index_topk;
+        kind->list_len[t] = window + rows;
+        units[t] = tamis_attn_num_chunks(kind->list_len[t]);
+    }
+    build_partition(&kind->attn, step, units);
+    if (c->compress_ratio != 4)
+        return;
+    for (int32_t t = 0; t < step->n_tokens; t++)
+        units[t] = tamis_index_units(kind->visible[t], c->index_topk);
+    build_partition(&kind->index, step, units);
+}
+
+tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch,
+                                  tamis_error *err)
+{
+    TAMIS_TRY(tamis_step_build(&plan->step, batch, err));
+    for (int32_t i = 0; i < plan->n_kinds; i++) {
+        tamis_dsa_kind *kind = &plan->kinds[i];
+        build_rope(kind, &plan->step);
+        if (kind->config.compress_ratio != 0)
+            build_rows(kind, &plan->step);
+        build_lists(kind, &plan->step, plan->step.units);
+    }
+    return TAMIS_STATUS_OK;
+}
+
+const int32_t *tamis_dsa_plan_topk(const tamis_dsa_plan *plan) { return plan->ws.topk; }
+int32_t tamis_dsa_plan_num_tokens(const tamis_dsa_plan *plan) { return plan->step.n_tokens; }
+const int32_t *tamis_dsa_plan_positions(const tamis_dsa_plan *plan) { return plan->step.tok_pos; }
