@@ -1,0 +1,106 @@
+/*
+ * One DeepSeek-V4 attention layer: window, C4 (compressor, indexer, top-k) or C128.
+ *
+ *   x -> wq_a -> norm -> wq_b -> head norm, rotation -> q -----------------.
+ *   x -> wkv -> norm, rotation ------------------------> window rows ------+-> attention with sinks
+ *   x -> wkv, wgate -> pool, norm, rotation -----------> compressed rows --|   -> inverse rotation
+ *   x -> indexer: keys like compressed rows, q from qa's norm, weights     |   -> wo_a per group
+ *        -> scores -> top-k ------------------------------------ selects --'   -> wo_b -> out
+ *
+ * Rows are rounded to the cache's type before anything reads them. Rings are written last, so a
+ * step of any length reads its history first. Source: V4 reference inference/model.py (Attention);
+ * dsa_v1.py forward; docs/numerics.md.
+ */
+#include <assert.h>
+
+#include "attention/dsa/stages.h"
+#include "ops/linear.h"
+
+/* A matrix over x whose output rows start at y and are y_stride apart. */
+static tamis_linear_job project(const tamis_dsa_call *call, const tamis_matrix *w, const float *x,
+                                float *y, int64_t y_stride)
+{
+    tamis_linear_job job = tamis_linear_full(w, x, y, call->plan->step.n_tokens);
+    job.y_stride = y_stride;
+    return job;
+}
+
+/* Q1, K1, C1, J1, W1: everything that reads x, side by side. */
+static void project_inputs(const tamis_dsa_call *call, const float *x)
+{
+    const tamis_dsa_weights *w = call->weights;
+    const tamis_dsa_config *c = call->config;
+    const tamis_dsa_workspace *ws = &call->plan->ws;
+    tamis_linear_job jobs[7];
+    int n = 0;
+    jobs[n++] = project(call, &w->wq_a, x, ws->qa, c->q_lora_rank);
+    jobs[n++] = project(call, &w->wkv, x, ws->kv, c->head_dim);
+    if (call->has_compressor) {
+        const int64_t width = tamis_compressor_width(&call->compressor);
+        jobs[n++] = project(call, &w->compressor.wkv, x, ws->state, 2 * width);
+        jobs[n++] = project(call, &w->compressor.wgate, x, ws->state + width, 2 * width);
+    }
+    if (call->has_indexer) {
+        const int64_t width = tamis_compressor_width(&call->index_compressor);
+        jobs[n++] = project(call, &w->index_compressor.wkv, x, ws->index_state, 2 * width);
+        jobs[n++] = project(call, &w->index_compressor.wgate, x, ws->index_state + width,
+                            2 * width);
+        jobs[n++] = project(call, &w->index_weights_proj, x, ws->index_w_raw, c->index_n_heads);
+    }
+    tamis_linear_run(&call->exec, jobs, n);
+}
+
+/* Q3, I1: both queries come from the normed low-rank query. */
+static void project_queries(const tamis_dsa_call *call)
+{
+    const tamis_dsa_weights *w = call->weights;
+    const tamis_dsa_workspace *ws = &call->plan->ws;
+    const tamis_linear_job jobs[2] = {
+        project(call, &w->wq_b, ws->qa, ws->q, w->wq_b.rows),
+        project(call, &w->index_wq_b, ws->qa, ws->index_q, w->index_wq_b.rows),
+    };
+    tamis_linear_run(&call->exec, jobs, call->has_indexer ? 2 : 1);
+}
+
+/* O1: group g of wo_a's rows sees only the heads of group g; wo_b mixes the groups. */
+static void project_output(const tamis_dsa_call *call, float *out)
+{
+    const tamis_dsa_config *c = call->config;
+    const tamis_dsa_workspace *ws = &call->plan->ws;
+    const int64_t q_width = (int64_t)c->num_heads * c->head_dim;
+    const int64_t low_width = (int64_t)c->o_groups * c->o_lora_rank;
+    tamis_linear_job jobs[TAMIS_DSA_MAX_GROUPS];
+    for (int32_t g = 0; g < c->o_groups; g++)
+        jobs[g] = (tamis_linear_job){.w = &call->weights->wo_a,
+                                     .row_begin = (int64_t)g * c->o_lora_rank,
+                                     .row_end = (int64_t)(g + 1) * c->o_lora_rank,
+                                     .x = ws->q + g * (q_width / c->o_groups),
+                                     .x_stride = q_width,
+                                     .y = ws->low,
+                                     .y_stride = low_width,
+                                     .n_tokens = call->plan->step.n_tokens};
+    tamis_linear_run(&call->exec, jobs, c->o_groups);
+    jobs[0] = project(call, &call->weights->wo_b, ws->low, out, c->hidden_size);
+    tamis_linear_run(&call->exec, jobs, 1);
+}
+
+bool tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx, tamis_dsa_plan *plan,
+                       tamis_dsa_caches *caches, const float *x, float *out, tamis_team *team)
+{
+    assert(layer_idx >= 0 && layer_idx < plan->n_layers);
+    assert(tamis_team_size(team) == plan->params.n_threads);
+    tamis_dsa_call call = tamis_dsa_call_make(layer, layer_idx, plan, caches, team);
+    atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
+    if (plan->step.n_tokens == 0)
+        return true;
+    project_inputs(&call, x);
+    tamis_dsa_prepare_inputs(&call);
+    project_queries(&call);
+    tamis_dsa_close_rows_and_rotate(&call);
+    if (call.has_indexer)
+        tamis_dsa_select(&call);
+    tamis_dsa_attend(&call);
+    tamis_dsa_keep_history(&call);
+    project_output(&call, out);
+    return !atomic_load_explicit(&plan->has_fault, memory_order_relaxed);
+}

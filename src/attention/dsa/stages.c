@@ -1,0 +1,310 @@
+#include "attention/dsa/stages.h"
+
+#include <math.h>
+
+#include "attention/common/ring.h"
+#include "core/size.h"
+#include "ops/sparse_attn.h"
+
+/* Letters and numbers in comments are the stages of the dependency graph in docs/architecture.md. */
+
+static void report(tamis_dsa_call *call, bool is_finite)
+{
+    if (!is_finite)
+        atomic_store_explicit(&call->plan->has_fault, true, memory_order_relaxed);
+}
+
+static tamis_compressor make_compressor(const tamis_dsa_config *config,
+                                        const tamis_compressor_weights *weights, int32_t head_dim,
+                                        float *state, const tamis_cache *ring,
+                                        const tamis_cache *out)
+{
+    return (tamis_compressor){.weights = weights,
+                              .ratio = config->compress_ratio,
+                              .head_dim = head_dim,
+                              .rope_dim = config->rope_head_dim,
+                              .eps = config->rms_norm_eps,
+                              .state = state,
+                              .ring = ring,
+                              .out = out};
+}
+
+tamis_dsa_call tamis_dsa_call_make(const tamis_dsa_layer *layer, int32_t layer_idx,
+                                   tamis_dsa_plan *plan, const tamis_dsa_caches *caches,
+                                   tamis_team *team)
+{
+    const tamis_dsa_config *config = &layer->config;
+    tamis_dsa_call call = {
+        .config = config,
+        .weights = &layer->weights,
+        .plan = plan,
+        .kind = &plan->kinds[plan->kind_of_layer[layer_idx]],
+        .exec = {team, tamis_kernels_current(), plan->scratch, plan->scratch_floats},
+        .window = tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_WINDOW),
+        .ckv = tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_CKV),
+        .index_key = tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_INDEX_KEY),
+    };
+    call.has_compressor = call.ckv != NULL;
+    call.has_indexer = call.index_key != NULL;
+    if (call.has_compressor)
+        call.compressor = make_compressor(
+            config, &layer->weights.compressor, config->head_dim, plan->ws.state,
+            tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_STATE), call.ckv);
+    if (call.has_indexer)
+        call.index_compressor = make_compressor(
+            config, &layer->weights.index_compressor, config->index_head_dim,
+            plan->ws.index_state, tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_INDEX_STATE),
+            call.index_key);
+    return call;
+}
+
+/* ---------------------------------------------------------------- inputs */
+
+static int32_t num_pairs(const tamis_dsa_call *call) { return call->config->rope_head_dim / 2; }
+static const float *cos_of(const tamis_dsa_call *call, int64_t token)
+{
+    return call->kind->cos + token * num_pairs(call);
+}
+static const float *sin_of(const tamis_dsa_call *call, int64_t token)
+{
+    return call->kind->sin + token * num_pairs(call);
+}
+
+/* K2: norm, rotation, and the rounding to the cache's type that every reader sees. */
+static void prepare_kv(tamis_dsa_call *call, int64_t token)
+{
+    const tamis_kernels *k = call->exec.kernels;
+    const tamis_dsa_config *c = call->config;
+    float *kv = call->plan->ws.kv + token * c->head_dim;
+    k->rmsnorm(kv, kv, call->weights->kv_norm, c->head_dim, c->rms_norm_eps);
+    k->rope(kv + c->head_dim - c->rope_head_dim, cos_of(call, token), sin_of(call, token),
+            num_pairs(call), false);
+    k->narrow(call->plan->ws.kv_rows + token * call->window->row_bytes, kv,
+              call->window->desc.dtype, c->head_dim);
+    report(call, k->all_finite(kv, c->head_dim));
+}
+
+/* W1: weights times index_head_dim^-0.5 times index_n_heads^-0.5, zeros in the unused lanes. */
+static void prepare_index_weights(tamis_dsa_call *call, int64_t token)
+{
+    const tamis_dsa_config *c = call->config;
+    const int64_t padded = tamis_round_up(c->index_n_heads, TAMIS_LANES);
+    const float factor = (1.0f / sqrtf((float)c->index_head_dim)) *
+                         (1.0f / sqrtf((float)c->index_n_heads));
+    const float *raw = call->plan->ws.index_w_raw + token * c->index_n_heads;
+    float *w = call->plan->ws.index_w + token * padded;
+    call->exec.kernels->scale(w, factor, raw, c->index_n_heads);
+    for (int64_t h = c->index_n_heads; h < padded; h++)
+        w[h] = 0;
+    report(call, call->exec.kernels->all_finite(w, padded));
+}
+
+static void prepare_thread(void *arg, int thread_idx, int n_threads)
+{
+    tamis_dsa_call *call = arg;
+    const tamis_dsa_config *c = call->config;
+    const tamis_kernels *k = call->exec.kernels;
+    int64_t begin, end;
+    tamis_team_range(call->plan->step.n_tokens, 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t token = begin; token < end; token++) {
+        float *qa = call->plan->ws.qa + token * c->q_lora_rank;
+        k->rmsnorm(qa, qa, call->weights->q_norm, c->q_lora_rank, c->rms_norm_eps);
+        report(call, k->all_finite(qa, c->q_lora_rank));
+        prepare_kv(call, token);
+        if (call->has_compressor)
+            tamis_compressor_add_ape(&call->compressor, k, &call->plan->step, (int32_t)token);
+        if (call->has_indexer) {
+            tamis_compressor_add_ape(&call->index_compressor, k, &call->plan->step,
+                                     (int32_t)token);
+            prepare_index_weights(call, token);
+        }
+    }
+}
+
+void tamis_dsa_prepare_inputs(tamis_dsa_call *call)
+{
+    tamis_team_run(call->exec.team, prepare_thread, call);
+}
+
+/* ---------------------------------------------------------------- rows and queries */
+
+static void rotate_heads(const tamis_dsa_call *call, float *heads, int32_t begin, int32_t end,
+                         int32_t head_dim, int64_t token, bool inverse)
+{
+    const int32_t rope_dim = call->config->rope_head_dim;
+    for (int32_t h = begin; h < end; h++)
+        call->exec.kernels->rope(heads + (int64_t)(h + 1) * head_dim - rope_dim,
+                                 cos_of(call, token), sin_of(call, token), rope_dim / 2, inverse);
+}
+
+/* Q4: RMS over each head, without weight, before the rotation. */
+static void prepare_query(tamis_dsa_call *call, int64_t token)
+{
+    const tamis_dsa_config *c = call->config;
+    float *q = call->plan->ws.q + token * c->num_heads * c->head_dim;
+    for (int32_t h = 0; h < c->num_heads; h++)
+        call->exec.kernels->rmsnorm(q + (int64_t)h * c->head_dim, q + (int64_t)h * c->head_dim,
+                                    NULL, c->head_dim, c->rms_norm_eps);
+    rotate_heads(call, q, 0, c->num_heads, c->head_dim, token, false);
+    if (call->has_indexer)
+        rotate_heads(call, call->plan->ws.index_q + token * c->index_n_heads * c->index_head_dim,
+                     0, c->index_n_heads, c->index_head_dim, token, false);
+}
+
+static void close_row(tamis_dsa_call *call, const tamis_compressor *compressor, int64_t i,
+                      float *scratch)
+{
+    const tamis_closed_rows *rows = &call->kind->rows;
+    report(call, tamis_compressor_close_row(
+                     compressor, call->exec.kernels, &call->plan->step, rows->req[i], rows->idx[i],
+                     call->kind->row_cos + i * num_pairs(call),
+                     call->kind->row_sin + i * num_pairs(call), scratch));
+}
+
+static void close_and_rotate_thread(void *arg, int thread_idx, int n_threads)
+{
+    tamis_dsa_call *call = arg;
+    float *scratch = tamis_exec_scratch(&call->exec, thread_idx);
+    int64_t begin, end;
+    if (call->has_compressor) {
+        tamis_team_range(call->kind->rows.n, 1, thread_idx, n_threads, &begin, &end);
+        for (int64_t i = begin; i < end; i++) {
+            close_row(call, &call->compressor, i, scratch);
+            if (call->has_indexer)
+                close_row(call, &call->index_compressor, i, scratch);
+        }
+    }
+    tamis_team_range(call->plan->step.n_tokens, 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t token = begin; token < end; token++)
+        prepare_query(call, token);
+}
+
+void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call)
+{
+    tamis_team_run(call->exec.team, close_and_rotate_thread, call);
+}
+
+/* ---------------------------------------------------------------- selection */
+
+static const void *index_keys(const void *user, int32_t token, int32_t j, int32_t n,
+                              int32_t *n_run, int64_t *stride)
+{
+    const tamis_dsa_call *call = user;
+    const tamis_step *step = &call->plan->step;
+    const int32_t rows = call->index_key->desc.rows, row = j % rows;
+    *n_run = n < rows - row ? n : rows - row;
+    *stride = call->index_key->row_bytes;
+    return tamis_cache_block_row(call->index_key,
+                                 tamis_step_table(step, step->tok_req[token])[j / rows], row);
+}
+
+void tamis_dsa_select(tamis_dsa_call *call)
+{
+    const tamis_dsa_config *c = call->config;
+    const tamis_dsa_workspace *ws = &call->plan->ws;
+    const tamis_index_job job = {.q = ws->index_q,
+                                 .weights = ws->index_w,
+                                 .n_tokens = call->plan->step.n_tokens,
+                                 .n_heads = c->index_n_heads,
+                                 .head_dim = c->index_head_dim,
+                                 .topk = c->index_topk,
+                                 .dtype = call->index_key->desc.dtype,
+                                 .visible = call->kind->visible,
+                                 .partition = &call->kind->index,
+                                 .out = ws->topk,
+                                 .partials = ws->index_partials,
+                                 .n_partials = ws->n_index_partials,
+                                 .keys = index_keys,
+                                 .user = call};
+    report(call, tamis_index_run(&call->exec, &job));
+}
+
+/* ---------------------------------------------------------------- attention */
+
+static const void *window_row(const tamis_dsa_call *call, int32_t req, int32_t pos)
+{
+    const tamis_step *step = &call->plan->step;
+    if (pos < step->start_pos[req])
+        return tamis_cache_ring_row(call->window, step->slot[req], pos);
+    const int64_t token = step->query_start[req] + (pos - step->start_pos[req]);
+    return call->plan->ws.kv_rows + token * call->window->row_bytes;
+}
+
+/* List of a token: window rows, oldest first, then compressed rows in ascending order. */
+static int32_t list_rows(const void *user, int32_t token, int32_t first, int32_t n,
+                         const void **out)
+{
+    const tamis_dsa_call *call = user;
+    const tamis_dsa_config *c = call->config;
+    const tamis_step *step = &call->plan->step;
+    const int32_t req = step->tok_req[token], pos = step->tok_pos[token];
+    const int32_t n_window = pos + 1 < c->sliding_window ? pos + 1 : c->sliding_window;
+    const int32_t *table = tamis_step_table(step, req);
+    const int32_t *topk = call->plan->ws.topk + (int64_t)token * c->index_topk;
+    int32_t n_rows = 0;
+    for (int32_t i = first; i < first + n; i++) {
+        if (i < n_window) {
+            out[n_rows++] = window_row(call, req, pos - n_window + 1 + i);
+            continue;
+        }
+        const int32_t j = c->compress_ratio == 4 ? topk[i - n_window] : i - n_window;
+        const int32_t rows = call->ckv->desc.rows;
+        if (j >= 0)
+            out[n_rows++] = tamis_cache_block_row(call->ckv, table[j / rows], j % rows);
+    }
+    return n_rows;
+}
+
+/* O1, first half: V was rotated because V = K; undo it at the query's position. */
+static void unrotate(const void *user, int32_t token, float *o, int32_t head_begin,
+                     int32_t head_end)
+{
+    const tamis_dsa_call *call = user;
+    rotate_heads(call, o, head_begin, head_end, call->config->head_dim, token, true);
+}
+
+void tamis_dsa_attend(tamis_dsa_call *call)
+{
+    const tamis_dsa_config *c = call->config;
+    const tamis_attn_job job = {.q = call->plan->ws.q,
+                                .o = call->plan->ws.q,
+                                .n_tokens = call->plan->step.n_tokens,
+                                .num_heads = c->num_heads,
+                                .head_dim = c->head_dim,
+                                .value_dim = c->head_dim,
+                                .dtype = call->window->desc.dtype,
+                                .scale = 1.0f / sqrtf((float)c->head_dim),
+                                .sink = call->weights->attn_sink,
+                                .partition = &call->kind->attn,
+                                .list_len = call->kind->list_len,
+                                .partials = call->plan->ws.attn_partials,
+                                .max_chunks = call->plan->max_chunks,
+                                .rows = list_rows,
+                                .done = unrotate,
+                                .user = call};
+    tamis_attn_run(&call->exec, &job);
+}
+
+/* ---------------------------------------------------------------- history */
+
+static void keep_thread(void *arg, int thread_idx, int n_threads)
+{
+    tamis_dsa_call *call = arg;
+    const tamis_step *step = &call->plan->step;
+    int64_t begin, end;
+    tamis_team_range(step->n_tokens, 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t i = begin; i < end; i++) {
+        const int32_t token = (int32_t)i;
+        tamis_ring_keep(call->window, step, token,
+                        call->plan->ws.kv_rows + i * call->window->row_bytes);
+        if (call->has_compressor)
+            tamis_compressor_keep_state(&call->compressor, step, token);
+        if (call->has_indexer)
+            tamis_compressor_keep_state(&call->index_compressor, step, token);
+    }
+}
+
+void tamis_dsa_keep_history(tamis_dsa_call *call)
+{
+    tamis_team_run(call->exec.team, keep_thread, call);
+}
