@@ -11,7 +11,7 @@
 
 int32_t tamis_cache_ring_rows(int32_t align, int32_t lead, int32_t max_rollback)
 {
-    return (int32_t)tamis_round_up((int64_t)max_rollback + lead + align - 1, 16);
+    return (int32_t)tamis_round_up((int64_t)max_rollback + lead + align, 16);
 }
 
 static void describe_one(tamis_cache *cache, const tamis_cache_desc *desc, int32_t pad_bytes)

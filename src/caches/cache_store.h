@@ -43,8 +43,9 @@ typedef struct tamis_cache_store {
 } tamis_cache_store;
 
 /*
- * Rows a ring needs so that `max_rollback` tokens can be taken back at any length, rounded up to
- * 16 (read-before-write: a step copies or uses history before it overwrites it).
+ * Rows a ring needs so that `max_rollback` tokens can be taken back at any length: one more than
+ * lead + align - 1 + max_rollback, so that no ring is empty, rounded up to 16 (read-before-write: a
+ * step uses history before it overwrites it).
  */
 int32_t tamis_cache_ring_rows(int32_t align, int32_t lead, int32_t max_rollback);
 

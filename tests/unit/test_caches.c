@@ -1,0 +1,223 @@
+/* Cache store: addresses, ring sizes and the rollback floor against a brute-force model. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "attention/dsa/caches.h"
+#include "core/mem.h"
+#include "support/rng.h"
+
+static void test_ring_sizes(void **state)
+{
+    (void)state;
+    /* window 128, ratio 4 with its previous window, ratio 128; 8 tokens may be taken back */
+    assert_int_equal(tamis_cache_ring_rows(1, 127, 8), 144);
+    assert_int_equal(tamis_cache_ring_rows(4, 4, 8), 16);
+    assert_int_equal(tamis_cache_ring_rows(128, 0, 8), 144);
+    assert_int_equal(tamis_cache_ring_rows(1, 15, 8), 32);
+    assert_int_equal(tamis_cache_ring_rows(1, 0, 0), 16);
+}
+
+/* First position that continuing at n reads, straight from the definitions. */
+static int32_t first_needed(int32_t kind, int32_t window, int32_t n)
+{
+    if (kind == 0)
+        return n - window + 1 > 0 ? n - window + 1 : 0;
+    if (kind == 4)
+        return n / 4 * 4 - 4 > 0 ? n / 4 * 4 - 4 : 0;
+    return n / 128 * 128;
+}
+
+/* Writes positions 0..high-1 into a ring and asks which lengths can still go on. */
+static void check_floor(int32_t kind, int32_t window, int32_t max_rollback, int32_t high)
+{
+    const int32_t align = kind == 0 ? 1 : kind, lead = kind == 0 ? window - 1 : kind == 4 ? 4 : 0;
+    const int32_t rows = tamis_cache_ring_rows(align, lead, max_rollback);
+    static int32_t ring[4096];
+    assert_true(rows <= 4096);
+    for (int32_t pos = 0; pos < high; pos++)
+        ring[pos % rows] = pos;
+    tamis_cache cache = {.desc = {.life = TAMIS_CACHE_RING, .rows = rows, .align = align, .lead = lead}};
+    const tamis_cache_store store = {.caches = &cache, .n_caches = 1};
+    const int32_t floor = tamis_cache_store_rollback_floor(&store, high);
+    assert_true(floor <= (high > max_rollback ? high - max_rollback : 0));
+    for (int32_t n = 0; n <= high; n++) {
+        bool is_intact = true;
+        for (int32_t pos = first_needed(kind, window, n); pos < n; pos++)
+            is_intact = is_intact && ring[pos % rows] == pos;
+        if (n >= floor)
+            assert_true(is_intact);
+        else if (n == floor - 1)
+            assert_false(is_intact && first_needed(kind, window, n) < n);
+    }
+}
+
+static void test_rollback_floor(void **state)
+{
+    (void)state;
+    const int32_t windows[] = {1, 2, 8, 16, 24, 64, 128};
+    for (int32_t high = 0; high < 700; high += 1 + high / 40) {
+        for (size_t w = 0; w < sizeof windows / sizeof *windows; w++)
+            for (int32_t k = 0; k < 24; k += 5)
+                check_floor(0, windows[w], k, high);
+        for (int32_t k = 0; k < 24; k += 5) {
+            check_floor(4, 0, k, high);
+            check_floor(128, 0, k, high);
+        }
+    }
+}
+
+static tamis_dsa_config layer_of(int32_t ratio)
+{
+    return (tamis_dsa_config){.hidden_size = 96, .num_heads = 4, .head_dim = 48,
+                              .rope_head_dim = 16, .q_lora_rank = 88, .o_groups = 2,
+                              .o_lora_rank = 32, .sliding_window = 16, .compress_ratio = ratio,
+                              .index_n_heads = 8, .index_head_dim = 40, .index_topk = 8,
+                              .rms_norm_eps = 1e-6f, .rope = {.theta = 10000}};
+}
+
+/* Every row of every block and slot is a place of its own, at any padding. */
+static void test_addresses(void **state)
+{
+    (void)state;
+    const tamis_dsa_config layers[3] = {layer_of(0), layer_of(4), layer_of(128)};
+    tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
+    params.num_blocks = 3;
+    params.num_slots = 2;
+    params.block_pad_bytes = 64;
+    tamis_dsa_caches *caches;
+    tamis_dsa_cache_bytes bytes;
+    assert_int_equal(tamis_dsa_caches_measure(layers, 3, &params, &bytes, NULL), TAMIS_STATUS_OK);
+    const size_t before = tamis_mem_in_use(TAMIS_MEM_CACHES);
+    assert_int_equal(tamis_dsa_caches_open(&caches, layers, 3, &params, NULL), TAMIS_STATUS_OK);
+    assert_int_equal(tamis_mem_in_use(TAMIS_MEM_CACHES) - before, bytes.blocks + bytes.rings);
+    assert_int_equal(bytes.blocks, 3 * bytes.per_block);
+    assert_int_equal(bytes.rings, 2 * bytes.per_slot);
+    uint8_t mark = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        mark = 0;
+        for (int32_t i = 0; i < caches->store.n_caches; i++) {
+            const tamis_cache *cache = &caches->store.caches[i];
+            const int32_t n = cache->desc.life == TAMIS_CACHE_PAGED ? 3 : 2;
+            for (int32_t unit = 0; unit < n; unit++)
+                for (int32_t row = 0; row < cache->desc.rows; row++) {
+                    uint8_t *at = cache->desc.life == TAMIS_CACHE_PAGED
+                                      ? tamis_cache_block_row(cache, unit, row)
+                                      : tamis_cache_ring_row(cache, unit, row + 5 * cache->desc.rows);
+                    mark = (uint8_t)(mark * 5 + 1);
+                    if (pass == 0)
+                        memset(at, mark, (size_t)cache->row_bytes);
+                    for (int64_t b = 0; b < cache->row_bytes; b++)
+                        assert_int_equal(at[b], mark);
+                }
+        }
+    }
+    assert_int_equal(tamis_dsa_caches_rows_per_block(caches, 1, TAMIS_DSA_CKV), 64);
+    assert_int_equal(tamis_dsa_caches_rows_per_block(caches, 2, TAMIS_DSA_CKV), 2);
+    assert_int_equal(tamis_dsa_caches_rows_per_block(caches, 0, TAMIS_DSA_CKV), 0);
+    assert_null(tamis_dsa_caches_row(caches, 2, TAMIS_DSA_INDEX_KEY, 0, 0));
+    tamis_dsa_caches_close(&caches);
+    assert_null(caches);
+    assert_int_equal(tamis_mem_in_use(TAMIS_MEM_CACHES), before);
+}
+
+static void test_copy_and_clear(void **state)
+{
+    (void)state;
+    const tamis_dsa_config layers[2] = {layer_of(4), layer_of(128)};
+    tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
+    params.num_blocks = 4;
+    params.num_slots = 3;
+    tamis_dsa_caches *caches;
+    assert_int_equal(tamis_dsa_caches_open(&caches, layers, 2, &params, NULL), TAMIS_STATUS_OK);
+    for (int32_t i = 0; i < caches->store.n_caches; i++) {
+        const tamis_cache *cache = &caches->store.caches[i];
+        const int32_t n = cache->desc.life == TAMIS_CACHE_PAGED ? 4 : 3;
+        for (int32_t unit = 0; unit < n; unit++)
+            memset(cache->base + unit * cache->stride, 10 * unit + 1, (size_t)cache->stride);
+    }
+    tamis_dsa_caches_copy_block(caches, 2, 3);
+    tamis_dsa_caches_copy_slot(caches, 0, 2);
+    tamis_dsa_caches_clear_slot(caches, 1);
+    for (int32_t i = 0; i < caches->store.n_caches; i++) {
+        const tamis_cache *cache = &caches->store.caches[i];
+        const bool is_paged = cache->desc.life == TAMIS_CACHE_PAGED;
+        const uint8_t expected[4] = {is_paged ? 1 : 21, is_paged ? 11 : 0, is_paged ? 31 : 21, 31};
+        for (int32_t unit = 0; unit < (is_paged ? 4 : 3); unit++)
+            for (int64_t b = 0; b < cache->desc.rows * cache->row_bytes; b++)
+                assert_int_equal(cache->base[unit * cache->stride + b], expected[unit]);
+    }
+    tamis_dsa_caches_close(&caches);
+}
+
+static void expect_refused(tamis_dsa_cache_params params, tamis_status status, const char *part)
+{
+    const tamis_dsa_config layer = layer_of(4);
+    tamis_dsa_caches *caches;
+    tamis_error err = {0};
+    assert_int_equal(tamis_dsa_caches_open(&caches, &layer, 1, &params, &err), status);
+    assert_null(caches);
+    if (strstr(err.text, part) == NULL)
+        fail_msg("message \"%s\" does not name \"%s\"", err.text, part);
+}
+
+static void test_bad_params(void **state)
+{
+    (void)state;
+    const tamis_dsa_cache_params good = tamis_dsa_cache_params_default();
+    tamis_dsa_cache_params p = good;
+    p.block_tokens = 200;
+    expect_refused(p, TAMIS_STATUS_INVALID, "block_tokens is 200");
+    p = good;
+    p.kv_cache_dtype = TAMIS_DTYPE_I8;
+    expect_refused(p, TAMIS_STATUS_UNSUPPORTED, "kv_cache_dtype is I8");
+    p = good;
+    p.num_slots = 0;
+    expect_refused(p, TAMIS_STATUS_INVALID, "num_slots is 0");
+    p = good;
+    p.struct_size = 1;
+    expect_refused(p, TAMIS_STATUS_INVALID, "struct_size is 1");
+    tamis_dsa_config layer = layer_of(2);
+    tamis_error err;
+    tamis_dsa_caches *caches;
+    assert_int_equal(tamis_dsa_caches_open(&caches, &layer, 1, &good, &err),
+                     TAMIS_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "compress_ratio is 2"));
+}
+
+static void test_refused_allocation(void **state)
+{
+    (void)state;
+    const tamis_dsa_config layers[2] = {layer_of(4), layer_of(128)};
+    const tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
+    size_t before[TAMIS_NUM_MEM_KINDS];
+    for (int kind = 0; kind < TAMIS_NUM_MEM_KINDS; kind++)
+        before[kind] = tamis_mem_in_use((tamis_mem_kind)kind);
+    for (uint64_t n = 1;; n++) {
+        tamis_dsa_caches *caches;
+        tamis_mem_fail_at(n);
+        const tamis_status st = tamis_dsa_caches_open(&caches, layers, 2, &params, NULL);
+        tamis_mem_fail_at(0);
+        if (st == TAMIS_STATUS_OK) {
+            tamis_dsa_caches_close(&caches);
+            assert_true(n > 4);
+            break;
+        }
+        assert_int_equal(st, TAMIS_STATUS_NO_MEMORY);
+        for (int kind = 0; kind < TAMIS_NUM_MEM_KINDS; kind++)
+            assert_int_equal(tamis_mem_in_use((tamis_mem_kind)kind), before[kind]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ring_sizes),     cmocka_unit_test(test_rollback_floor),
+        cmocka_unit_test(test_addresses),      cmocka_unit_test(test_copy_and_clear),
+        cmocka_unit_test(test_bad_params),     cmocka_unit_test(test_refused_allocation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
