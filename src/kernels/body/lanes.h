@@ -1,0 +1,59 @@
+/* lanes16 and small loops shared by the portable kernels and the bodies compiled per level. */
+#ifndef TAMIS_KERNELS_LANES_H
+#define TAMIS_KERNELS_LANES_H
+
+#include <assert.h>
+
+#include "kernels/kernels.h"
+#include "kernels/math.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#if defined(__GNUC__)
+#define TAMIS_ALWAYS_INLINE inline __attribute__((always_inline))
+#else
+#define TAMIS_ALWAYS_INLINE inline
+#endif
+
+/* acc[i] += acc[i + 8], 4, 2, 1. */
+static inline float tamis_lanes_sum(const float acc[TAMIS_LANES])
+{
+    float a[8], b[4];
+    for (int i = 0; i < 8; i++)
+        a[i] = acc[i] + acc[i + 8];
+    for (int i = 0; i < 4; i++)
+        b[i] = a[i] + a[i + 4];
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+/* acc[i] = fma(a[i], b[i], acc[i]) over n terms, term k on lane k % 16; a short group is padded. */
+static inline void tamis_lanes_dot(float acc[TAMIS_LANES], const float *a, const float *b, int64_t n)
+{
+    int64_t k = 0;
+    for (; k + TAMIS_LANES <= n; k += TAMIS_LANES)
+        for (int i = 0; i < TAMIS_LANES; i++)
+            acc[i] = fmaf(a[k + i], b[k + i], acc[i]);
+    if (k == n)
+        return;
+    float a_pad[TAMIS_LANES] = {0}, b_pad[TAMIS_LANES] = {0};
+    for (int i = 0; k + i < n; i++) {
+        a_pad[i] = a[k + i];
+        b_pad[i] = b[k + i];
+    }
+    for (int i = 0; i < TAMIS_LANES; i++)
+        acc[i] = fmaf(a_pad[i], b_pad[i], acc[i]);
+}
+
+/* IEEE square root without the errno call that sqrtf may bring. */
+static inline float tamis_sqrt(float x)
+{
+#if defined(__SSE2__)
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+#else
+    return sqrtf(x);
+#endif
+}
+
+#endif

@@ -1,0 +1,115 @@
+/*
+ * Kernels over rows of f32: rmsnorm, rope, swiglu, axpy, scale, add, mix, all_finite.
+ *
+ * Included once per CPU level with TAMIS_FN(name) naming the functions; the level's flags decide
+ * how fmaf and the loops compile, the order of operations is the same. Kernels whose output may be
+ * their input work in groups of 16 through a local array, so that no aliasing check is needed.
+ */
+#include "kernels/body/lanes.h"
+
+TAMIS_KERNEL_rmsnorm(TAMIS_FN(rmsnorm))
+{
+    float acc[TAMIS_LANES] = {0};
+    tamis_lanes_dot(acc, x, x, n);
+    const float s = 1.0f / tamis_sqrt(tamis_lanes_sum(acc) / (float)n + eps);
+    int64_t i = 0;
+    for (; i + TAMIS_LANES <= n; i += TAMIS_LANES) {
+        float t[TAMIS_LANES];
+        for (int k = 0; k < TAMIS_LANES; k++)
+            t[k] = x[i + k] * s;
+        if (weight)
+            for (int k = 0; k < TAMIS_LANES; k++)
+                t[k] *= weight[i + k];
+        memcpy(y + i, t, sizeof t);
+    }
+    for (; i < n; i++)
+        y[i] = weight ? (x[i] * s) * weight[i] : x[i] * s;
+}
+
+TAMIS_KERNEL_rope(TAMIS_FN(rope))
+{
+    float *restrict pair = x;
+    const float *restrict c = cos;
+    const float *restrict s = sin;
+    const float sign = inverse ? -1.0f : 1.0f;
+    for (int64_t i = 0; i < n_pairs; i++) {
+        const float x0 = pair[2 * i], x1 = pair[2 * i + 1], sine = sign * s[i];
+        pair[2 * i] = fmaf(x0, c[i], -(x1 * sine));
+        pair[2 * i + 1] = fmaf(x0, sine, x1 * c[i]);
+    }
+}
+
+static TAMIS_ALWAYS_INLINE float swiglu_one(float g, float u, float limit)
+{
+    const float gate = g > limit ? limit : g;
+    const float low = u < -limit ? -limit : u;
+    return tamis_math_silu(gate) * (low > limit ? limit : low);
+}
+
+TAMIS_KERNEL_swiglu(TAMIS_FN(swiglu))
+{
+    int64_t i = 0;
+    for (; i + TAMIS_LANES <= n; i += TAMIS_LANES) {
+        float t[TAMIS_LANES];
+        for (int k = 0; k < TAMIS_LANES; k++)
+            t[k] = swiglu_one(g[i + k], u[i + k], limit);
+        memcpy(h + i, t, sizeof t);
+    }
+    for (; i < n; i++)
+        h[i] = swiglu_one(g[i], u[i], limit);
+}
+
+TAMIS_KERNEL_axpy(TAMIS_FN(axpy))
+{
+    float *restrict to = y;
+    const float *restrict from = x;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = fmaf(a, from[i], to[i]);
+}
+
+TAMIS_KERNEL_scale(TAMIS_FN(scale))
+{
+    int64_t i = 0;
+    for (; i + TAMIS_LANES <= n; i += TAMIS_LANES) {
+        float t[TAMIS_LANES];
+        for (int k = 0; k < TAMIS_LANES; k++)
+            t[k] = a * x[i + k];
+        memcpy(y + i, t, sizeof t);
+    }
+    for (; i < n; i++)
+        y[i] = a * x[i];
+}
+
+TAMIS_KERNEL_add(TAMIS_FN(add))
+{
+    float *restrict to = y;
+    const float *restrict from = x;
+    for (int64_t i = 0; i < n; i++)
+        to[i] += from[i];
+}
+
+TAMIS_KERNEL_mix(TAMIS_FN(mix))
+{
+    int64_t i = 0;
+    for (; i + TAMIS_LANES <= n; i += TAMIS_LANES) {
+        float t[TAMIS_LANES] = {0};
+        for (int s = 0; s < n_streams; s++)
+            for (int k = 0; k < TAMIS_LANES; k++)
+                t[k] = fmaf(coef[s], streams[s * stride + i + k], t[k]);
+        memcpy(out + i, t, sizeof t);
+    }
+    for (; i < n; i++) {
+        float t = 0.0f;
+        for (int s = 0; s < n_streams; s++)
+            t = fmaf(coef[s], streams[s * stride + i], t);
+        out[i] = t;
+    }
+}
+
+TAMIS_KERNEL_all_finite(TAMIS_FN(all_finite))
+{
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        bad |= (tamis_bits_of(x[i]) & 0x7f800000u) == 0x7f800000u;
+    return bad == 0;
+}

@@ -1,0 +1,127 @@
+/*
+ * Number formats, one value at a time: what every level decodes and rounds to, and where a
+ * matrix keeps a value and its scale. Loads go through memcpy: nothing needs alignment.
+ */
+#ifndef TAMIS_KERNELS_FORMATS_H
+#define TAMIS_KERNELS_FORMATS_H
+
+#include "kernels/math.h"
+#include "tamis/base.h"
+
+static inline uint16_t tamis_load_u16(const void *p)
+{
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline float tamis_load_f32(const void *p)
+{
+    float v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline float tamis_bf16_to_f32(uint16_t h)
+{
+    return tamis_float_of((uint32_t)h << 16);
+}
+
+/* Round to nearest even; the carry makes infinity out of what overflows. NaN stays a quiet NaN. */
+static inline uint16_t tamis_f32_to_bf16(float x)
+{
+    const uint32_t bits = tamis_bits_of(x);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t nan = (bits >> 16) | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+/*
+ * Exponent and mantissa moved into the place f32 has them, then times 2^112, which is exact and
+ * normalises subnormals; infinity and NaN (made quiet) get their exponent directly.
+ */
+static inline float tamis_f16_to_f32(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
+    if (rest >= 0x7c00u)
+        return tamis_float_of(sign | 0x7f800000u | rest << 13 | (rest > 0x7c00u ? 0x400000u : 0u));
+    return tamis_float_of(sign | tamis_bits_of(tamis_float_of(rest << 13) * 0x1p+112f));
+}
+
+/*
+ * Round to nearest even. A normal result rounds in the integer domain; a subnormal one is rounded
+ * by the f32 addition of 0.5, whose ulp is the step 2^-24 of binary16's subnormals.
+ */
+static inline uint16_t tamis_f32_to_f16(float x)
+{
+    const uint32_t bits = tamis_bits_of(x);
+    const uint32_t sign = (bits >> 16) & 0x8000u, rest = bits & 0x7fffffffu;
+    if (rest > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u | ((rest >> 13) & 0x3ffu));
+    if (rest >= 0x477ff000u) /* 65520 and up */
+        return (uint16_t)(sign | 0x7c00u);
+    if (rest < 0x38800000u) /* below 2^-14 */
+        return (uint16_t)(sign | (tamis_bits_of(tamis_float_of(rest) + 0.5f) - 0x3f000000u));
+    return (uint16_t)(sign | ((rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13));
+}
+
+/* fn: bias 7, no infinity, magnitude 0x7f is NaN, magnitude below 8 is subnormal (steps of 2^-9). */
+static inline float tamis_f8_e4m3_to_f32(uint8_t b)
+{
+    const uint32_t sign = (uint32_t)(b & 0x80u) << 24, rest = b & 0x7fu;
+    const uint32_t normal = (rest << 20) + (120u << 23);
+    const uint32_t subnormal = tamis_bits_of((float)(int32_t)rest * 0x1p-9f);
+    const uint32_t value = rest < 8u ? subnormal : normal;
+    return tamis_float_of(sign | (rest == 0x7fu ? 0x7fc00000u : value));
+}
+
+/* 2^(b - 127): byte 0 is the subnormal 2^-127, 255 is NaN. */
+static inline float tamis_f8_e8m0_to_f32(uint8_t b)
+{
+    const uint32_t power = b == 0 ? 0x00400000u : (uint32_t)b << 23;
+    return tamis_float_of(b == 255 ? 0x7fc00000u : power);
+}
+
+/* Sign in bit 3, magnitudes 0 0.5 1 1.5 2 3 4 6. -0 keeps its sign. */
+static inline float tamis_f4_e2m1_to_f32(uint8_t nibble)
+{
+    static const float value[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    return value[nibble & 15];
+}
+
+/* Column c of a row that starts at `row`. */
+static inline float tamis_weight_decode(tamis_dtype dtype, const uint8_t *row, int64_t c)
+{
+    switch (dtype) {
+    case TAMIS_DTYPE_F32:
+        return tamis_load_f32(row + 4 * c);
+    case TAMIS_DTYPE_BF16:
+        return tamis_bf16_to_f32(tamis_load_u16(row + 2 * c));
+    case TAMIS_DTYPE_F16:
+        return tamis_f16_to_f32(tamis_load_u16(row + 2 * c));
+    case TAMIS_DTYPE_F8_E4M3:
+        return tamis_f8_e4m3_to_f32(row[c]);
+    default: /* F4_E2M1: low nibble = even column */
+        return tamis_f4_e2m1_to_f32(row[c / 2] >> (c % 2 * 4) & 15);
+    }
+}
+
+static inline const uint8_t *tamis_weight_row(const tamis_matrix *w, int64_t row)
+{
+    return (const uint8_t *)w->data + row * w->row_bytes;
+}
+
+/* The row of the scale grid that belongs to matrix row `row`; only if w->scale. */
+static inline const uint8_t *tamis_scale_row(const tamis_matrix *w, int64_t row)
+{
+    return (const uint8_t *)w->scale + row / w->block_rows * w->scale_row_bytes;
+}
+
+static inline float tamis_scale_decode(const tamis_matrix *w, const uint8_t *scale_row,
+                                       int64_t block)
+{
+    return w->scale_dtype == TAMIS_DTYPE_F32 ? tamis_load_f32(scale_row + 4 * block)
+                                             : tamis_f8_e8m0_to_f32(scale_row[block]);
+}
+
+#endif

@@ -1,0 +1,27 @@
+/* What the AVX2 level implements; a kernel that is not listed stays portable. */
+#ifndef TAMIS_KERNELS_TABLE_X86_H
+#define TAMIS_KERNELS_TABLE_X86_H
+
+#include "kernels/kernels.h"
+
+#define TAMIS_AVX2_LIST(X) \
+    X(widen)               \
+    X(narrow)              \
+    X(rmsnorm)             \
+    X(rope)                \
+    X(pool)                \
+    X(pack_heads)          \
+    X(attn_merge)          \
+    X(attn_finish)         \
+    X(swiglu)              \
+    X(axpy)                \
+    X(scale)               \
+    X(add)                 \
+    X(mix)                 \
+    X(all_finite)
+
+#define TAMIS_KERNEL_DECLARE_AVX2(name) TAMIS_KERNEL_##name(tamis_##name##_avx2);
+TAMIS_AVX2_LIST(TAMIS_KERNEL_DECLARE_AVX2)
+#undef TAMIS_KERNEL_DECLARE_AVX2
+
+#endif
