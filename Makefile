@@ -1,0 +1,56 @@
+# Front door of the CMake build; everything here can be done by hand with the presets.
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 30
+export JOBS
+
+BUILD = cmake --build --preset
+
+.PHONY: help setup build demo test check asan tsan fuzz bench clean
+
+help:
+	@echo "make demo    install what is missing, build, let the demo model write a text"
+	@echo "make test    install what is missing, build, run all tests"
+	@echo "make build   build only (build/release)"
+	@echo "make check   include order and house rules; formatting of changed files (advice)"
+	@echo "make asan    the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make tsan    the tests under ThreadSanitizer"
+	@echo "make fuzz    every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS) seconds (needs clang)"
+	@echo "make bench   the benchmark programs"
+	@echo "make clean   remove build/"
+
+setup:
+	@sh tools/setup.sh
+
+build: setup
+	@cmake --preset release >/dev/null
+	@$(BUILD) release -j $(JOBS)
+
+demo: build
+	build/release/tamis generate -m models/demo -p "And the king said unto" -n 120
+
+test: build
+	@sh tools/run_tests.sh build/release
+
+check:
+	@sh tools/check_layers.sh
+	@sh tools/check_format.sh
+
+asan: setup
+	@cmake --preset asan-ubsan >/dev/null
+	@$(BUILD) asan-ubsan -j $(JOBS)
+	@sh tools/run_tests.sh build/asan-ubsan
+
+tsan: setup
+	@cmake --preset tsan >/dev/null
+	@$(BUILD) tsan -j $(JOBS)
+	@sh tools/run_tests.sh build/tsan
+
+fuzz: setup
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) sh tools/run_fuzz.sh
+
+bench: build
+	@for program in build/release/bench_*; do \
+	    if [ -f "$$program" ] && [ -x "$$program" ]; then "$$program" || exit 1; fi; done
+
+clean:
+	rm -rf build
