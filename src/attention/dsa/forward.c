@@ -12,6 +12,7 @@
  * dsa_v1.py forward; docs/numerics.md.
  */
 #include <assert.h>
+#include <time.h>
 
 #include "attention/dsa/stages.h"
 #include "ops/linear.h"
@@ -84,6 +85,27 @@ static void project_output(const tamis_dsa_call *call, float *out)
     tamis_linear_run(&call->exec, jobs, 1);
 }
 
+/* Starts or ends the clock of a stage; free when no profile is attached. */
+static uint64_t stage_clock(const tamis_dsa_call *call)
+{
+    struct timespec now;
+    if (call->plan->profile == NULL)
+        return 0;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Books the time since *since under a stage and starts the next. */
+static void stage_done(const tamis_dsa_call *call, tamis_dsa_stage stage, uint64_t *since)
+{
+    if (call->plan->profile == NULL)
+        return;
+    const int kind = call->config->compress_ratio == 0 ? 0 : call->config->compress_ratio == 4 ? 1 : 2;
+    const uint64_t now = stage_clock(call);
+    call->plan->profile->ns[kind][stage] += now - *since;
+    *since = now;
+}
+
 bool tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx, tamis_dsa_plan *plan,
                        tamis_dsa_caches *caches, const float *x, float *out, tamis_team *team)
 {
@@ -93,14 +115,23 @@ bool tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx, tamis_ds
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
     if (plan->step.n_tokens == 0)
         return true;
+    uint64_t clock = stage_clock(&call);
     project_inputs(&call, x);
+    stage_done(&call, TAMIS_DSA_STAGE_PROJECT, &clock);
     tamis_dsa_prepare_inputs(&call);
+    stage_done(&call, TAMIS_DSA_STAGE_ROWS, &clock);
     project_queries(&call);
+    stage_done(&call, TAMIS_DSA_STAGE_PROJECT, &clock);
     tamis_dsa_close_rows_and_rotate(&call);
+    stage_done(&call, TAMIS_DSA_STAGE_ROWS, &clock);
     if (call.has_indexer)
         tamis_dsa_select(&call);
+    stage_done(&call, TAMIS_DSA_STAGE_SELECT, &clock);
     tamis_dsa_attend(&call);
+    stage_done(&call, TAMIS_DSA_STAGE_ATTEND, &clock);
     tamis_dsa_keep_history(&call);
+    stage_done(&call, TAMIS_DSA_STAGE_ROWS, &clock);
     project_output(&call, out);
+    stage_done(&call, TAMIS_DSA_STAGE_PROJECT, &clock);
     return !atomic_load_explicit(&plan->has_fault, memory_order_relaxed);
 }

@@ -400,3 +400,7 @@ tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch
 const int32_t *tamis_dsa_plan_topk(const tamis_dsa_plan *plan) { return plan->ws.topk; }
 int32_t tamis_dsa_plan_num_tokens(const tamis_dsa_plan *plan) { return plan->step.n_tokens; }
 const int32_t *tamis_dsa_plan_positions(const tamis_dsa_plan *plan) { return plan->step.tok_pos; }
+void tamis_dsa_plan_set_profile(tamis_dsa_plan *plan, tamis_dsa_profile *profile)
+{
+    plan->profile = profile;
+}

@@ -60,6 +60,7 @@ struct tamis_dsa_plan {
     float *scratch; /* [n_threads][scratch_floats] */
     size_t scratch_floats;
     atomic_bool has_fault; /* a NaN or infinity came up in the running layer */
+    tamis_dsa_profile *profile; /* NULL: off */
     void *memory;
 };
 
