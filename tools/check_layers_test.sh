@@ -50,6 +50,13 @@ expect_offence cli/main.c '#include "core/mem.h"'
 expect_offence layers.txt 'tests: nowhere'
 expect_offence src/stray/e.c 'int unlisted;'
 expect_offence src/core/README.md "$(seq 15)"
+fresh_tree
+rm "$tree/src/kernels/README.md"
+sh "$check" "$tree" | grep -q '^src/kernels/README.md: missing' || { echo "missing README not found"; failed=1; }
+fresh_tree
+mv "$tree/src/attention/dsa/README.md" "$tree/src/attention"
+rm "$tree/src/attention/sfa/README.md"
+sh "$check" "$tree" || { echo "a README for a group of folders is refused"; failed=1; }
 
 [ "$failed" -eq 0 ] && echo "check_layers.sh finds every offence"
 exit "$failed"
