@@ -1,0 +1,324 @@
+#include "model/moe.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "core/size.h"
+#include "kernels/math.h"
+#include "ops/topk.h"
+#include "weights/expert_ids.h"
+
+/* Columns or elements of one unit of the elementwise passes. */
+#define GRAIN 256
+
+typedef struct moe_pass {
+    tamis_moe *moe;
+    const tamis_exec *exec;
+    const tamis_moe_weights *weights;
+    const int32_t *tokens;
+    const float *x;
+    float *y;
+    int64_t n_tokens;
+    atomic_bool has_fault;
+} moe_pass;
+
+static int64_t num_experts(const moe_pass *pass) { return pass->moe->config->n_routed_experts; }
+static int64_t per_token(const moe_pass *pass) { return pass->moe->config->num_experts_per_tok; }
+static int64_t hidden_size(const moe_pass *pass) { return pass->moe->config->hidden_size; }
+static int64_t width(const moe_pass *pass) { return pass->moe->config->moe_intermediate_size; }
+static int64_t shared_width(const moe_pass *pass) { return pass->weights->shared.w1.rows; }
+
+void tamis_moe_layout(tamis_moe *moe, tamis_arena *arena)
+{
+    const tamis_model_config *c = moe->config;
+    const size_t n_tokens = (size_t)moe->max_tokens, n_experts = (size_t)c->n_routed_experts;
+    const size_t n_rows = n_tokens * (size_t)c->num_experts_per_tok;
+    const size_t inner = (n_rows + n_tokens * (size_t)c->n_shared_experts) *
+                         (size_t)c->moe_intermediate_size;
+    moe->scores = tamis_arena_take(arena, n_tokens * n_experts, sizeof(float));
+    moe->ids = tamis_arena_take(arena, n_rows, sizeof(int32_t));
+    moe->weights = tamis_arena_take(arena, n_rows, sizeof(float));
+    moe->first_row = tamis_arena_take(arena, n_experts + 1, sizeof(int32_t));
+    moe->row_of = tamis_arena_take(arena, n_rows, sizeof(int32_t));
+    moe->token_of = tamis_arena_take(arena, n_rows, sizeof(int32_t));
+    moe->rows = tamis_arena_take(arena, n_rows * (size_t)c->hidden_size, sizeof(float));
+    moe->gate = tamis_arena_take(arena, inner, sizeof(float));
+    moe->up = tamis_arena_take(arena, inner, sizeof(float));
+    moe->jobs = tamis_arena_take(arena, 2 * (n_experts + 1), sizeof *moe->jobs);
+}
+
+size_t tamis_moe_scratch_floats(const tamis_model_config *config)
+{
+    int64_t cols = config->hidden_size;
+    cols = tamis_max_i64(cols, (int64_t)config->moe_intermediate_size *
+                                   tamis_max_i64(config->n_shared_experts, 1));
+    const size_t linear = TAMIS_LINEAR_SCRATCH(cols), n_experts = (size_t)config->n_routed_experts;
+    return linear > n_experts ? linear : n_experts;
+}
+
+/* ---------------------------------------------------------------- router */
+
+static float score_of(tamis_scoring_func scoring, float logit)
+{
+    return scoring == TAMIS_SCORING_SIGMOID ? tamis_math_sigmoid(logit)
+                                            : sqrtf(tamis_math_softplus(logit));
+}
+
+static void softmax(float *x, int64_t n)
+{
+    float max = x[0], sum = 0;
+    for (int64_t i = 1; i < n; i++)
+        max = x[i] > max ? x[i] : max;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] = tamis_math_exp(x[i] - max);
+    for (int64_t i = 0; i < n; i++)
+        x[i] /= sum;
+}
+
+static void score(const moe_pass *pass, float *scores)
+{
+    const tamis_scoring_func scoring = pass->moe->config->scoring_func;
+    if (scoring == TAMIS_SCORING_SOFTMAX)
+        softmax(scores, num_experts(pass));
+    else
+        for (int64_t e = 0; e < num_experts(pass); e++)
+            scores[e] = score_of(scoring, scores[e]);
+}
+
+/* The bias chooses, but does not weigh. false: some score is not a number. */
+static bool choose(const moe_pass *pass, const float *scores, int32_t *ids, float *biased)
+{
+    const tamis_kernels *k = pass->exec->kernels;
+    const int32_t n_experts = (int32_t)num_experts(pass);
+    tamis_candidate items[3 * TAMIS_MAX_EXPERTS_PER_TOK + 2 * TAMIS_TOPK_BLOCK];
+    tamis_topk topk;
+    memcpy(biased, scores, (size_t)n_experts * sizeof *biased);
+    if (pass->weights->bias != NULL)
+        k->add(biased, pass->weights->bias, n_experts);
+    tamis_topk_init(&topk, items, (int32_t)per_token(pass));
+    for (int32_t first = 0; first < n_experts; first += TAMIS_TOPK_BLOCK) {
+        const int32_t n = n_experts - first;
+        tamis_topk_push(&topk, k, biased + first, n < TAMIS_TOPK_BLOCK ? n : TAMIS_TOPK_BLOCK,
+                        first);
+    }
+    return tamis_topk_finish(&topk, ids) == topk.k && k->all_finite(biased, n_experts);
+}
+
+/* A row of tid2eid, sorted; an expert may stand there twice. */
+static void look_up(const moe_pass *pass, int32_t token, int32_t *ids)
+{
+    const int64_t n = per_token(pass);
+    for (int64_t j = 0; j < n; j++) {
+        const int32_t id = tamis_expert_id(pass->weights->tid2eid, token * n + j);
+        int64_t at = j;
+        for (; at > 0 && ids[at - 1] > id; at--)
+            ids[at] = ids[at - 1];
+        ids[at] = id;
+    }
+}
+
+static void weigh(const moe_pass *pass, const float *scores, const int32_t *ids, float *weights)
+{
+    const tamis_model_config *c = pass->moe->config;
+    float sum = 0;
+    for (int32_t j = 0; j < c->num_experts_per_tok; j++)
+        sum += weights[j] = scores[ids[j]];
+    for (int32_t j = 0; j < c->num_experts_per_tok; j++) {
+        if (c->norm_topk_prob)
+            weights[j] /= sum + 1e-20f;
+        weights[j] *= c->routed_scaling_factor;
+    }
+}
+
+static void route_thread(void *arg, int thread_idx, int n_threads)
+{
+    moe_pass *pass = arg;
+    int64_t begin, end;
+    tamis_team_range(pass->n_tokens, 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t t = begin; t < end; t++) {
+        float *scores = pass->moe->scores + t * num_experts(pass);
+        float *weights = pass->moe->weights + t * per_token(pass);
+        int32_t *ids = pass->moe->ids + t * per_token(pass);
+        bool ok = true;
+        score(pass, scores);
+        if (pass->weights->tid2eid != NULL)
+            look_up(pass, pass->tokens[t], ids);
+        else
+            ok = choose(pass, scores, ids, tamis_exec_scratch(pass->exec, thread_idx));
+        if (ok)
+            weigh(pass, scores, ids, weights);
+        if (!ok || !pass->exec->kernels->all_finite(weights, per_token(pass)))
+            atomic_store_explicit(&pass->has_fault, true, memory_order_relaxed);
+    }
+}
+
+/* Routing of every token. false: a score is not a number. */
+static bool route(moe_pass *pass)
+{
+    const tamis_linear_job job =
+        tamis_linear_full(&pass->weights->gate, pass->x, pass->moe->scores, pass->n_tokens);
+    tamis_linear_run(pass->exec, &job, 1);
+    atomic_init(&pass->has_fault, false);
+    tamis_team_run(pass->exec->team, route_thread, pass);
+    return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
+}
+
+/* ---------------------------------------------------------------- grouping */
+
+static int32_t num_rows_of(const tamis_moe *moe, int64_t expert)
+{
+    return moe->first_row[expert + 1] - moe->first_row[expert];
+}
+
+/* A counting sort of (token, expert) pairs by expert; tokens stay in order. */
+static void group_by_expert(const moe_pass *pass)
+{
+    tamis_moe *moe = pass->moe;
+    const int64_t n_experts = num_experts(pass), k = per_token(pass), n = pass->n_tokens * k;
+    int32_t *next = moe->first_row;
+    memset(next, 0, (size_t)(n_experts + 1) * sizeof *next);
+    for (int64_t i = 0; i < n; i++)
+        next[moe->ids[i] + 1]++;
+    for (int64_t e = 0; e < n_experts; e++)
+        next[e + 1] += next[e];
+    for (int64_t i = 0; i < n; i++) { /* next[e] runs from the first row of e to that of e + 1 */
+        const int32_t row = next[moe->ids[i]]++;
+        moe->row_of[i] = row;
+        moe->token_of[row] = (int32_t)(i / k);
+    }
+    memmove(next + 1, next, (size_t)n_experts * sizeof *next);
+    next[0] = 0;
+}
+
+static void gather_thread(void *arg, int thread_idx, int n_threads)
+{
+    const moe_pass *pass = arg;
+    const int64_t hidden = hidden_size(pass);
+    int64_t begin, end;
+    tamis_team_range(pass->n_tokens * per_token(pass), 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t row = begin; row < end; row++)
+        memcpy(pass->moe->rows + row * hidden, pass->x + pass->moe->token_of[row] * hidden,
+               (size_t)hidden * sizeof(float));
+}
+
+/* Rows of an expert must lie at one stride; a single token is read where it is. */
+static void gather(moe_pass *pass)
+{
+    bool must_gather = false;
+    for (int64_t e = 0; e < num_experts(pass); e++)
+        must_gather |= num_rows_of(pass->moe, e) > 1;
+    if (must_gather)
+        tamis_team_run(pass->exec->team, gather_thread, pass);
+}
+
+/* ---------------------------------------------------------------- experts */
+
+static float *shared_gate(const moe_pass *pass)
+{
+    return pass->moe->gate + pass->n_tokens * per_token(pass) * width(pass);
+}
+static float *shared_up(const moe_pass *pass)
+{
+    return pass->moe->up + pass->n_tokens * per_token(pass) * width(pass);
+}
+
+/* w1 and w3 of every expert that has a token, and of the shared one, side by side. */
+static void project_up(const moe_pass *pass)
+{
+    tamis_moe *moe = pass->moe;
+    const tamis_expert_weights *shared = &pass->weights->shared;
+    const int64_t hidden = hidden_size(pass);
+    int64_t n_jobs = 0;
+    for (int64_t e = 0; e < num_experts(pass); e++) {
+        const tamis_expert_weights *w = &pass->weights->experts[e];
+        const int64_t first = moe->first_row[e], n = num_rows_of(moe, e);
+        const float *x = n == 1 ? pass->x + moe->token_of[first] * hidden
+                                : moe->rows + first * hidden;
+        if (n == 0)
+            continue;
+        moe->jobs[n_jobs++] = tamis_linear_full(&w->w1, x, moe->gate + first * width(pass), n);
+        moe->jobs[n_jobs++] = tamis_linear_full(&w->w3, x, moe->up + first * width(pass), n);
+    }
+    if (shared_width(pass) > 0) {
+        moe->jobs[n_jobs++] =
+            tamis_linear_full(&shared->w1, pass->x, shared_gate(pass), pass->n_tokens);
+        moe->jobs[n_jobs++] =
+            tamis_linear_full(&shared->w3, pass->x, shared_up(pass), pass->n_tokens);
+    }
+    tamis_linear_run(pass->exec, moe->jobs, n_jobs);
+}
+
+/* Routed and shared rows lie one after the other: one elementwise pass, gate becomes h. */
+static void swiglu_thread(void *arg, int thread_idx, int n_threads)
+{
+    const moe_pass *pass = arg;
+    const int64_t n = pass->n_tokens * (per_token(pass) * width(pass) + shared_width(pass));
+    int64_t begin, end;
+    tamis_team_range(n, GRAIN, thread_idx, n_threads, &begin, &end);
+    float *h = pass->moe->gate + begin;
+    pass->exec->kernels->swiglu(h, h, pass->moe->up + begin, end - begin,
+                                pass->moe->config->swiglu_limit);
+}
+
+/* w2: routed outputs into rows, the shared one into y. */
+static void project_down(const moe_pass *pass)
+{
+    tamis_moe *moe = pass->moe;
+    int64_t n_jobs = 0;
+    for (int64_t e = 0; e < num_experts(pass); e++) {
+        const int64_t first = moe->first_row[e], n = num_rows_of(moe, e);
+        if (n > 0)
+            moe->jobs[n_jobs++] =
+                tamis_linear_full(&pass->weights->experts[e].w2, moe->gate + first * width(pass),
+                                  moe->rows + first * hidden_size(pass), n);
+    }
+    if (shared_width(pass) > 0)
+        moe->jobs[n_jobs++] = tamis_linear_full(&pass->weights->shared.w2, shared_gate(pass),
+                                                pass->y, pass->n_tokens);
+    tamis_linear_run(pass->exec, moe->jobs, n_jobs);
+}
+
+/* Columns of one token: the chain over its experts, then the shared output. */
+static void combine_columns(const moe_pass *pass, int64_t token, int64_t first, int64_t n)
+{
+    const tamis_kernels *kernels = pass->exec->kernels;
+    const tamis_moe *moe = pass->moe;
+    float sum[GRAIN] = {0}, *y = pass->y + token * hidden_size(pass) + first;
+    for (int64_t i = token * per_token(pass); i < (token + 1) * per_token(pass); i++)
+        kernels->axpy(sum, moe->weights[i],
+                      moe->rows + moe->row_of[i] * hidden_size(pass) + first, n);
+    if (shared_width(pass) > 0)
+        kernels->add(sum, y, n);
+    memcpy(y, sum, (size_t)n * sizeof *y);
+}
+
+static void combine_thread(void *arg, int thread_idx, int n_threads)
+{
+    const moe_pass *pass = arg;
+    const int64_t n_parts = tamis_ceil_div(hidden_size(pass), GRAIN);
+    int64_t begin, end;
+    tamis_team_range(pass->n_tokens * n_parts, 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t first = i % n_parts * GRAIN;
+        combine_columns(pass, i / n_parts, first,
+                        tamis_min_i64(GRAIN, hidden_size(pass) - first));
+    }
+}
+
+bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_weights *weights,
+                       const int32_t *tokens, const float *x, int64_t n_tokens, float *y)
+{
+    assert(n_tokens <= moe->max_tokens);
+    moe_pass pass = {.moe = moe, .exec = exec, .weights = weights, .tokens = tokens, .x = x,
+                     .y = y, .n_tokens = n_tokens};
+    if (!route(&pass))
+        return false;
+    group_by_expert(&pass);
+    gather(&pass);
+    project_up(&pass);
+    tamis_team_run(exec->team, swiglu_thread, &pass);
+    project_down(&pass);
+    tamis_team_run(exec->team, combine_thread, &pass);
+    return true;
+}

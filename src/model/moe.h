@@ -1,0 +1,50 @@
+/*
+ * The experts of a layer: router, K routed experts per token, a shared expert.
+ *
+ *   logits = gate . x; s = scoring(logits)
+ *   ids: the K largest s + bias (ties: lower id), or the token id's row of tid2eid
+ *   w_j = s_j / (sum_j s_j + 1e-20) if norm_topk_prob, times routed_scaling_factor
+ *   e(x) = w2 . (silu(min(w1 . x, limit)) clamp(w3 . x, -limit, limit))
+ *   y = sum_j w_j e_j(x) + e_shared(x)
+ *
+ * A token's experts are kept in ascending order of their ids; both sums run in that order, the
+ * shared expert is added last. Tokens are grouped by expert only to read each weight once: a row
+ * of the linear kernel does not depend on its neighbours, so the grouping does not show.
+ * Source: V4 reference inference/model.py (Gate, Expert, MoE), spec models.md 3.4.
+ */
+#ifndef TAMIS_MODEL_MOE_H
+#define TAMIS_MODEL_MOE_H
+
+#include "config/model_config.h"
+#include "core/arena.h"
+#include "ops/exec.h"
+#include "ops/linear.h"
+#include "weights/v4_weights.h"
+
+/* Routing and activations of the layer that runs; T = max_tokens, K = num_experts_per_tok. */
+typedef struct tamis_moe {
+    const tamis_model_config *config;
+    int32_t max_tokens;
+    float *scores;      /* [T][n_routed_experts] logits, then scores */
+    int32_t *ids;       /* [T][K] ascending */
+    float *weights;     /* [T][K] */
+    int32_t *first_row; /* [n_routed_experts + 1] rows of an expert, in order of tokens */
+    int32_t *row_of;    /* [T][K] */
+    int32_t *token_of;  /* [T K] */
+    float *rows;        /* [T K][H] inputs by expert, later their outputs */
+    float *gate, *up;   /* [T K][I], then the shared expert's [T][I n_shared] */
+    tamis_linear_job *jobs; /* [2 (n_routed_experts + 1)] */
+} tamis_moe;
+
+/* Takes the arrays; config and max_tokens must be set. */
+void tamis_moe_layout(tamis_moe *moe, tamis_arena *arena);
+size_t tamis_moe_scratch_floats(const tamis_model_config *config); /* per thread */
+
+/*
+ * y [n_tokens][H] from x [n_tokens][H]; tokens [n_tokens] are the ids (hash layers). Afterwards ids
+ * and weights hold the routing. false: a router score was NaN or infinite; y is then undefined.
+ */
+bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_weights *weights,
+                       const int32_t *tokens, const float *x, int64_t n_tokens, float *y);
+
+#endif
