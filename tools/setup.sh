@@ -30,7 +30,7 @@ if [ "$(id -u)" -ne 0 ]; then
         echo "Please run as root: apt-get install -y$missing" >&2
         exit 1
     fi
-    as_root=sudo
+    as_root="sudo env DEBIAN_FRONTEND=noninteractive" # sudo drops the environment
 fi
 export DEBIAN_FRONTEND=noninteractive
 $as_root apt-get update -q || echo "apt-get update failed; trying to install all the same" >&2
