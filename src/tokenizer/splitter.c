@@ -4,9 +4,11 @@
 #include <pcre2.h>
 
 #include <assert.h>
+#include <string.h>
 
 #include "core/error.h"
 #include "core/mem.h"
+#include "tokenizer/newer_unicode.h"
 #include "tokenizer/split_pattern.h"
 #include "tokenizer/utf8.h"
 
@@ -130,6 +132,8 @@ void tamis_split_scratch_free(tamis_split_scratch *scratch)
 typedef struct split_run {
     const tamis_splitter *splitter;
     tamis_split_scratch *scratch;
+    const char *text;   /* what is cut */
+    const char *match; /* the same bytes, or with stand-ins for newer characters: what is matched */
     tamis_piece_fn fn;
     void *user;
     tamis_error *err;
@@ -174,12 +178,14 @@ static void set_limit(const split_run *run, size_t bytes)
     pcre2_set_match_limit(run->scratch->context, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
 }
 
-static tamis_status split(const split_run *run, int level, const char *text, size_t bytes)
+/* Split the stretch text[at .. at + bytes) by the patterns from `level` on. */
+static tamis_status split(const split_run *run, int level, size_t at, size_t bytes)
 {
     if (bytes == 0)
         return TAMIS_STATUS_OK;
     if (level == run->splitter->n_codes)
-        return run->fn(run->user, text, bytes, run->err);
+        return run->fn(run->user, run->text + at, bytes, run->err);
+    const char *text = run->match + at;
     size_t done = 0, start = 0;
     size_t last_end = SIZE_MAX; /* of the last match: an empty one right there does not count */
     while (start <= bytes) {
@@ -194,17 +200,38 @@ static tamis_status split(const split_run *run, int level, const char *text, siz
             start += start < bytes ? tamis_utf8_len(text[start]) : 1;
             continue;
         }
-        TAMIS_TRY(split(run, level + 1, text + done, from - done));
-        TAMIS_TRY(split(run, level + 1, text + from, to - from));
+        TAMIS_TRY(split(run, level + 1, at + done, from - done));
+        TAMIS_TRY(split(run, level + 1, at + from, to - from));
         start = done = last_end = to;
     }
-    return split(run, level + 1, text + done, bytes - done);
+    return split(run, level + 1, at + done, bytes - done);
+}
+
+/* A copy of text with old stand-ins; the first newer character is at `first`. */
+static char *copy_with_stand_ins(const char *text, size_t bytes, size_t first)
+{
+    char *copy = tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
+    if (copy == NULL)
+        return NULL;
+    memcpy(copy, text, bytes);
+    for (size_t at = first; at < bytes; at = tamis_newer_unicode_find(copy, bytes, at))
+        tamis_newer_unicode_replace(copy + at);
+    return copy;
 }
 
 tamis_status tamis_splitter_run(const tamis_splitter *splitter, tamis_split_scratch *scratch,
                                 const char *text, size_t bytes, tamis_piece_fn fn, void *user,
                                 tamis_error *err)
 {
-    const split_run run = {splitter, scratch, fn, user, err};
-    return split(&run, 0, text, bytes);
+    split_run run = {splitter, scratch, text, text, fn, user, err};
+    const size_t first = tamis_newer_unicode_find(text, bytes, 0);
+    if (first == bytes)
+        return split(&run, 0, 0, bytes);
+    char *copy = copy_with_stand_ins(text, bytes, first);
+    if (copy == NULL)
+        return tamis_fail_memory(err, "a text with new characters", bytes);
+    run.match = copy;
+    const tamis_status st = split(&run, 0, 0, bytes);
+    tamis_mem_free(copy);
+    return st;
 }
