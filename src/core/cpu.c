@@ -90,7 +90,7 @@ tamis_cpu_level tamis_cpu_level_current(void)
 
 tamis_status tamis_cpu_level_set(tamis_cpu_level level)
 {
-    if ((unsigned)level >= TAMIS_NUM_CPU_LEVELS || level > tamis_cpu_level_available())
+    if ((unsigned)level > (unsigned)tamis_cpu_level_available())
         return TAMIS_STATUS_INVALID;
     atomic_store(&current_level, (int)level);
     return TAMIS_STATUS_OK;
