@@ -5,6 +5,11 @@
 #include "kernels/kernels.h"
 
 #define TAMIS_AVX2_LIST(X) \
+    X(linear)              \
+    X(expand_row)          \
+    X(index_score)         \
+    X(scan_above)          \
+    X(attn_chunk)          \
     X(widen)               \
     X(narrow)              \
     X(rmsnorm)             \

@@ -1,0 +1,217 @@
+/*
+ * Index scores and attention over one chunk of rows, AVX2.
+ *
+ * Heads lie in vector lanes: 6 rows x 16 heads make 12 accumulators, one load of the panel serves
+ * six rows, and neither ReLU nor softmax needs a shuffle. Rows are expanded to f32 once for all
+ * heads and for both products. The expanded rows are padded by 16 floats, because rows a power of
+ * two apart would share cache sets. Where a tile is short the same code is compiled for the
+ * shorter size: an accumulator array under a run-time bound would leave the registers.
+ */
+#ifdef TAMIS_HAVE_AVX2
+#include "kernels/x86/simd_avx2.h"
+#include "kernels/x86/table_x86.h"
+
+#define TILE_ROWS 6
+/* Depth of a pass over a panel: 128 x 16 floats stay in the first cache level. */
+#define DEPTH_BLOCK 128
+
+static int64_t round_up_16(int64_t n)
+{
+    return (n + TAMIS_LANES - 1) / TAMIS_LANES * TAMIS_LANES;
+}
+
+/* Calls CODE with a constant 1..6 for n. */
+#define WITH_CONSTANT(n, CODE) \
+    switch (n) {               \
+    case 1:                    \
+        CODE(1);               \
+        break;                 \
+    case 2:                    \
+        CODE(2);               \
+        break;                 \
+    case 3:                    \
+        CODE(3);               \
+        break;                 \
+    case 4:                    \
+        CODE(4);               \
+        break;                 \
+    case 5:                    \
+        CODE(5);               \
+        break;                 \
+    default:                   \
+        CODE(6);               \
+    }
+
+/* dot[i] += panel . row i, over n channels. */
+static TAMIS_ALWAYS_INLINE void dot_tile(int n_rows, v16 dot[TILE_ROWS], const float *panel,
+                                         const float *rows, int64_t row_stride, int64_t n)
+{
+    for (int64_t d = 0; d < n; d++) {
+        const v16 q = v16_load(panel + d * TAMIS_LANES);
+        for (int i = 0; i < n_rows; i++) {
+            const __m256 k = _mm256_broadcast_ss(rows + i * row_stride + d);
+            dot[i].lo = _mm256_fmadd_ps(q.lo, k, dot[i].lo);
+            dot[i].hi = _mm256_fmadd_ps(q.hi, k, dot[i].hi);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- index scores */
+
+/* +0 where v <= 0, else v (NaN stays); `keep` clears the lanes that hold no head. */
+static TAMIS_ALWAYS_INLINE __m256 relu_8(__m256 v, __m256 keep)
+{
+    const __m256 positive = _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NLE_UQ);
+    return _mm256_and_ps(v, _mm256_and_ps(positive, keep));
+}
+
+/* One panel's share of n_rows scores: sums[i][lane] = fma(weight, relu(dot), sums[i][lane]). */
+static TAMIS_ALWAYS_INLINE void score_tile(int n_rows, float *sums, const float *panel,
+                                           const float *weights, int64_t n_heads,
+                                           const float *keys, int64_t key_stride, int64_t head_dim)
+{
+    v16 dot[TILE_ROWS];
+    const __m256 keep_lo = _mm256_castsi256_ps(first_lanes(n_heads));
+    const __m256 keep_hi = _mm256_castsi256_ps(first_lanes(n_heads - 8));
+    const v16 weight = v16_load(weights);
+    for (int i = 0; i < n_rows; i++)
+        dot[i] = v16_zero();
+    dot_tile(n_rows, dot, panel, keys, key_stride, head_dim);
+    for (int i = 0; i < n_rows; i++) {
+        const v16 gated = {relu_8(dot[i].lo, keep_lo), relu_8(dot[i].hi, keep_hi)};
+        float *sum = sums + i * TAMIS_LANES;
+        v16_store(sum, v16_fma(weight, gated, v16_load(sum)));
+    }
+}
+
+TAMIS_KERNEL_index_score(tamis_index_score_avx2)
+{
+    const int64_t stride = round_up_16(head_dim) + TAMIS_LANES;
+    float *expanded = scratch;          /* [n_keys][stride] */
+    float *sums = scratch + 64 * stride; /* [n_keys][16] */
+    for (int64_t j = 0; j < n_keys; j++)
+        cached_row_expand(expanded + j * stride, (const uint8_t *)keys + j * key_stride, dtype,
+                          head_dim);
+    memset(sums, 0, (size_t)n_keys * TAMIS_LANES * sizeof *sums);
+    for (int64_t first = 0; first < n_heads; first += TAMIS_LANES)
+        for (int64_t j = 0; j < n_keys; j += TILE_ROWS) {
+#define SCORE_TILE(n)                                                                        \
+    score_tile(n, sums + j * TAMIS_LANES, q_panels + first * head_dim, weights + first,      \
+               n_heads - first, expanded + j * stride, stride, head_dim)
+            WITH_CONSTANT(n_keys - j, SCORE_TILE)
+#undef SCORE_TILE
+        }
+    for (int64_t j = 0; j < n_keys; j++)
+        scores[j] = v16_sum(v16_load(sums + j * TAMIS_LANES));
+}
+
+/* ---------------------------------------------------------------- attention */
+
+/* scores[i] (+)= panel . row i over one depth block; the last block applies the scale. */
+static TAMIS_ALWAYS_INLINE void logit_tile(int n_rows, float *scores, int64_t score_stride,
+                                           const float *panel, const float *rows,
+                                           int64_t row_stride, int64_t n, bool is_first,
+                                           bool is_last, float scale)
+{
+    v16 dot[TILE_ROWS];
+    for (int i = 0; i < n_rows; i++)
+        dot[i] = is_first ? v16_zero() : v16_load(scores + i * score_stride);
+    dot_tile(n_rows, dot, panel, rows, row_stride, n);
+    for (int i = 0; i < n_rows; i++)
+        v16_store(scores + i * score_stride,
+                  is_last ? v16_scale(dot[i], _mm256_set1_ps(scale)) : dot[i]);
+}
+
+/* The scaled scores of one panel. */
+static void panel_scores(float *scores, int64_t score_stride, const float *panel,
+                         const float *rows, int64_t row_stride, int64_t n_rows, int64_t head_dim,
+                         float scale)
+{
+    for (int64_t begin = 0; begin < head_dim; begin += DEPTH_BLOCK) {
+        const bool is_last = head_dim - begin <= DEPTH_BLOCK;
+        const int64_t n = is_last ? head_dim - begin : DEPTH_BLOCK;
+        for (int64_t j = 0; j < n_rows; j += TILE_ROWS) {
+#define LOGIT_TILE(count)                                                                     \
+    logit_tile(count, scores + j * score_stride, score_stride, panel + begin * TAMIS_LANES,   \
+               rows + j * row_stride + begin, row_stride, n, begin == 0, is_last, scale)
+            WITH_CONSTANT(n_rows - j, LOGIT_TILE)
+#undef LOGIT_TILE
+        }
+    }
+}
+
+/* Scores of 8 heads become p in place; m and l of the first `here` of them are stored. */
+static void softmax_8(float *scores, int64_t score_stride, int64_t n_rows, float *m, float *l,
+                      int64_t here)
+{
+    __m256 top = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
+    for (int64_t j = 0; j < n_rows; j++)
+        top = _mm256_max_ps(_mm256_loadu_ps(scores + j * score_stride), top); /* s > m ? s : m */
+    for (int64_t j = 0; j < n_rows; j++) {
+        float *s = scores + j * score_stride;
+        const __m256 p = exp_8(_mm256_sub_ps(_mm256_loadu_ps(s), top));
+        _mm256_storeu_ps(s, p);
+        sum = _mm256_add_ps(sum, p);
+    }
+    _mm256_maskstore_ps(m, first_lanes(here), top);
+    _mm256_maskstore_ps(l, first_lanes(here), sum);
+}
+
+/* o[i][0..15] = chain over rows of p[j][i] * value[j][0..15]; n of the 16 columns are stored. */
+static TAMIS_ALWAYS_INLINE void value_tile(int n_heads, float *o, int64_t o_stride, int64_t n,
+                                           const float *p, int64_t p_stride, const float *values,
+                                           int64_t value_stride, int64_t n_rows)
+{
+    v16 sum[TILE_ROWS];
+    for (int i = 0; i < n_heads; i++)
+        sum[i] = v16_zero();
+    for (int64_t j = 0; j < n_rows; j++) {
+        const v16 value = v16_load(values + j * value_stride);
+        for (int i = 0; i < n_heads; i++) {
+            const __m256 weight = _mm256_broadcast_ss(p + j * p_stride + i);
+            sum[i].lo = _mm256_fmadd_ps(weight, value.lo, sum[i].lo);
+            sum[i].hi = _mm256_fmadd_ps(weight, value.hi, sum[i].hi);
+        }
+    }
+    for (int i = 0; i < n_heads; i++) {
+        if (n >= TAMIS_LANES)
+            v16_store(o + i * o_stride, sum[i]);
+        else
+            v16_store_first(o + i * o_stride, n, sum[i]);
+    }
+}
+
+/* Brings a gathered row towards the cache while the rows before it are expanded. */
+static void prefetch_row(const void *row, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += 64)
+        _mm_prefetch((const char *)row + i, _MM_HINT_T0);
+}
+
+TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
+{
+    const int64_t row_stride = round_up_16(head_dim) + TAMIS_LANES;
+    const int64_t score_stride = round_up_16(n_heads) + TAMIS_LANES;
+    float *values = scratch;                                 /* [n_rows][row_stride] */
+    float *scores = scratch + TAMIS_ATTN_CHUNK * row_stride; /* [n_rows][score_stride] */
+    const int64_t row_bytes = head_dim * (dtype == TAMIS_DTYPE_BF16 ? 2 : 4);
+    for (int64_t j = 0; j < n_rows; j++) {
+        if (j + 2 < n_rows)
+            prefetch_row(rows[j + 2], row_bytes);
+        cached_row_expand(values + j * row_stride, rows[j], dtype, head_dim);
+    }
+    for (int64_t first = 0; first < n_heads; first += TAMIS_LANES)
+        panel_scores(scores + first, score_stride, q_panels + first * head_dim, values, row_stride,
+                     n_rows, head_dim, scale);
+    for (int64_t h = 0; h < n_heads; h += 8)
+        softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h);
+    for (int64_t d = 0; d < value_dim; d += TAMIS_LANES)
+        for (int64_t h = 0; h < n_heads; h += TILE_ROWS) {
+#define VALUE_TILE(count)                                                                     \
+    value_tile(count, o + h * o_stride + d, o_stride, value_dim - d, scores + h, score_stride, \
+               values + d, row_stride, n_rows)
+            WITH_CONSTANT(n_heads - h, VALUE_TILE)
+#undef VALUE_TILE
+        }
+}
+#endif
