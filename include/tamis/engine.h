@@ -70,7 +70,7 @@ typedef struct tamis_session_params {
     int32_t n_threads;              /* default: CPUs online, at most 64 */
     int32_t max_model_len;          /* 0: the model's max_position_embeddings, at most 4096 */
     int32_t max_num_seqs;           /* default 1 */
-    int32_t max_num_batched_tokens; /* tokens per step, default 512 (lowered to max_model_len) */
+    int32_t max_num_batched_tokens; /* tokens per step, default 512; lowered to what all sequences hold */
     int32_t max_num_logits;         /* logits rows per step, default max_num_seqs */
     tamis_dtype kv_cache_dtype;     /* BF16 (default) or F32 */
     int32_t num_blocks;             /* 0: enough for max_num_seqs sequences of max_model_len */

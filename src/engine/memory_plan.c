@@ -1,0 +1,188 @@
+#include "engine/memory_plan.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include "caches/block_pool.h"
+#include "core/error.h"
+#include "core/size.h"
+#include "engine/session_internal.h"
+
+#define DEFAULT_MAX_MODEL_LEN 4096
+#define MAX_DEFAULT_THREADS 64
+#define MAX_SEQS 65536
+
+/* CPUs this process may run on. */
+static int32_t num_cpus(void)
+{
+    cpu_set_t set;
+    long n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                         : sysconf(_SC_NPROCESSORS_ONLN);
+    n = n < 1 ? 1 : n;
+    return n > MAX_DEFAULT_THREADS ? MAX_DEFAULT_THREADS : (int32_t)n;
+}
+
+tamis_session_params tamis_session_params_default(void)
+{
+    return (tamis_session_params){.struct_size = sizeof(tamis_session_params),
+                                  .n_threads = num_cpus(),
+                                  .max_num_seqs = 1,
+                                  .max_num_batched_tokens = 512,
+                                  .kv_cache_dtype = TAMIS_DTYPE_BF16,
+                                  .block_tokens = 256,
+                                  .max_rollback = 8};
+}
+
+/* ---------------------------------------------------------------- parameters */
+
+static tamis_status check_ranges(const tamis_session_params *p, tamis_error *err)
+{
+    const struct {
+        const char *name;
+        int32_t value, min, max;
+    } fields[] = {{"n_threads", p->n_threads, 1, 256},
+                  {"max_model_len", p->max_model_len, 0, INT32_MAX},
+                  {"max_num_seqs", p->max_num_seqs, 1, MAX_SEQS},
+                  {"max_num_batched_tokens", p->max_num_batched_tokens, 1, 1 << 20},
+                  {"max_num_logits", p->max_num_logits, 0, 1 << 20},
+                  {"num_blocks", p->num_blocks, 0, INT32_MAX},
+                  {"block_tokens", p->block_tokens, 128, 1 << 20},
+                  {"max_rollback", p->max_rollback, 0, 1 << 16}};
+    if (p->struct_size != sizeof *p)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "session: struct_size is %zu, must be %zu",
+                          p->struct_size, sizeof *p);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < fields[i].min || fields[i].value > fields[i].max)
+            return tamis_fail(err, TAMIS_STATUS_INVALID, "session: %s is %d, allowed %d..%d",
+                              fields[i].name, fields[i].value, fields[i].min, fields[i].max);
+    if (p->block_tokens % 128 != 0)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "session: block_tokens is %d, must be a multiple of 128",
+                          p->block_tokens);
+    if (p->num_blocks == 1)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "session: num_blocks is 1, must be 0 or at least 2 (block 0 holds "
+                          "nothing)");
+    if (p->kv_cache_dtype != TAMIS_DTYPE_BF16 && p->kv_cache_dtype != TAMIS_DTYPE_F32)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "session: kv_cache_dtype is %s, allowed BF16, F32",
+                          tamis_dtype_name(p->kv_cache_dtype));
+    return TAMIS_STATUS_OK;
+}
+
+static int32_t lower_to(int32_t value, int64_t bound)
+{
+    return (int32_t)tamis_min_i64(value, bound);
+}
+
+tamis_status tamis_session_params_resolve(tamis_session_params *out, const tamis_model *model,
+                                          const tamis_session_params *params, tamis_error *err)
+{
+    tamis_session_params p = *params;
+    const int32_t model_len = model->info.max_position_embeddings;
+    TAMIS_TRY(check_ranges(&p, err));
+    if (p.max_model_len > model_len)
+        return tamis_fail(err, TAMIS_STATUS_LIMIT,
+                          "session: max_model_len is %d, the model allows 1..%d "
+                          "(max_position_embeddings)",
+                          p.max_model_len, model_len);
+    if (p.max_model_len == 0)
+        p.max_model_len = lower_to(DEFAULT_MAX_MODEL_LEN, model_len);
+    /* More tokens than all sequences hold together could never be used, nor more logits. */
+    p.max_num_batched_tokens =
+        lower_to(p.max_num_batched_tokens, (int64_t)p.max_num_seqs * p.max_model_len);
+    if (p.max_num_logits == 0)
+        p.max_num_logits = p.max_num_seqs;
+    p.max_num_logits = lower_to(p.max_num_logits, p.max_num_batched_tokens);
+    const int64_t all_blocks = (int64_t)p.max_num_seqs * tamis_session_table_width(&p) + 1;
+    if (p.num_blocks == 0 && all_blocks > INT32_MAX)
+        return tamis_fail(err, TAMIS_STATUS_LIMIT,
+                          "session: %d sequences of %d tokens need %lld blocks, allowed %d",
+                          p.max_num_seqs, p.max_model_len, (long long)all_blocks, INT32_MAX);
+    if (p.num_blocks == 0)
+        p.num_blocks = (int32_t)all_blocks;
+    *out = p;
+    return TAMIS_STATUS_OK;
+}
+
+int32_t tamis_session_table_width(const tamis_session_params *p)
+{
+    return (int32_t)tamis_ceil_div(p->max_model_len, p->block_tokens);
+}
+
+tamis_dsa_cache_params tamis_session_cache_params(const tamis_session_params *p)
+{
+    tamis_dsa_cache_params cache = tamis_dsa_cache_params_default();
+    cache.kv_cache_dtype = p->kv_cache_dtype;
+    cache.block_tokens = p->block_tokens;
+    cache.num_blocks = p->num_blocks;
+    cache.num_slots = p->max_num_seqs;
+    cache.max_rollback = p->max_rollback;
+    return cache;
+}
+
+tamis_dsa_plan_params tamis_session_plan_params(const tamis_session_params *p)
+{
+    tamis_dsa_plan_params plan = tamis_dsa_plan_params_default();
+    plan.max_num_batched_tokens = p->max_num_batched_tokens;
+    plan.max_num_seqs = p->max_num_seqs;
+    plan.max_model_len = p->max_model_len;
+    plan.n_threads = p->n_threads;
+    return plan;
+}
+
+tamis_v4 tamis_session_v4(const tamis_model *model, const tamis_session_params *p)
+{
+    return (tamis_v4){.config = &model->config,
+                      .weights = model->weights,
+                      .max_tokens = p->max_num_batched_tokens,
+                      .max_logits = p->max_num_logits,
+                      .n_threads = p->n_threads};
+}
+
+/* ---------------------------------------------------------------- plan */
+
+tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *model,
+                                    const tamis_session_params *params, tamis_error *err)
+{
+    const int32_t n_layers = model->info.num_hidden_layers;
+    const tamis_dsa_cache_params cache_params = tamis_session_cache_params(params);
+    const tamis_dsa_plan_params plan_params = tamis_session_plan_params(params);
+    tamis_dsa_cache_bytes caches;
+    uint64_t attention;
+    size_t activations, logits;
+    TAMIS_TRY(tamis_dsa_caches_measure(model->dsa, n_layers, &cache_params, &caches, err));
+    TAMIS_TRY(tamis_dsa_plan_measure(model->dsa, n_layers, &plan_params, params->kv_cache_dtype,
+                                     params->block_tokens, &attention, err));
+    TAMIS_TRY(tamis_session_workspace_measure(model, params, &activations, &logits, err));
+    *out = (tamis_memory_plan){
+        .weights_mapped = model->info.weight_bytes_mapped,
+        .weights_widened = model->info.weight_bytes_widened,
+        .cache_blocks = caches.blocks + tamis_block_pool_bytes(params->num_blocks),
+        .cache_rings = caches.rings,
+        .cache_bytes_per_token = caches.per_block / (uint64_t)params->block_tokens,
+        .workspace = attention + activations,
+        .logits = logits};
+    out->total = out->weights_widened + out->cache_blocks + out->cache_rings + out->workspace +
+                 out->logits;
+    out->limit = params->memory_limit_bytes;
+    if (out->limit == 0) {
+        const uint64_t available = tamis_available_memory();
+        /* What was widened at open is in the total, but no longer in what the system has left. */
+        out->limit = available > UINT64_MAX - out->weights_widened
+                         ? UINT64_MAX
+                         : available + out->weights_widened;
+    }
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_session_plan_memory(const tamis_model *model,
+                                       const tamis_session_params *params,
+                                       tamis_memory_plan *out, tamis_error *err)
+{
+    tamis_session_params resolved;
+    if (model == NULL || params == NULL || out == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "session: model, params or out is NULL");
+    TAMIS_TRY(tamis_session_params_resolve(&resolved, model, params, err));
+    return tamis_memory_plan_make(out, model, &resolved, err);
+}

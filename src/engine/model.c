@@ -1,0 +1,86 @@
+#include "core/error.h"
+#include "core/mem.h"
+#include "engine/model_internal.h"
+
+static void fill_info(tamis_model *model)
+{
+    const tamis_model_config *c = &model->config;
+    model->info = (tamis_model_info){.family = c->family_name,
+                                     .profile = "exact",
+                                     .vocab_size = c->vocab_size,
+                                     .hidden_size = c->hidden_size,
+                                     .num_hidden_layers = c->num_hidden_layers,
+                                     .max_position_embeddings = c->max_position_embeddings,
+                                     .bos_token_id = c->bos_token_id,
+                                     .n_eos_token_ids = c->n_eos_token_ids,
+                                     .do_sample = c->do_sample,
+                                     .temperature = c->temperature,
+                                     .top_p = c->top_p,
+                                     .min_p = c->min_p,
+                                     .top_k = c->top_k,
+                                     .weight_bytes_mapped = model->weights->mapped_bytes,
+                                     .weight_bytes_widened = model->weights->widened_bytes,
+                                     .has_index_cache = c->has_index_cache};
+    for (int32_t i = 0; i < c->n_eos_token_ids; i++)
+        model->info.eos_token_ids[i] = c->eos_token_ids[i];
+}
+
+static tamis_status collect_layers(tamis_model *model, tamis_error *err)
+{
+    const size_t n = (size_t)model->config.num_hidden_layers;
+    model->dsa = tamis_mem_array(TAMIS_MEM_MISC, n, sizeof *model->dsa);
+    if (model->dsa == NULL)
+        return tamis_fail_memory(err, "layers", n * sizeof *model->dsa);
+    for (size_t i = 0; i < n; i++)
+        model->dsa[i] = model->weights->layers[i].attn.config;
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status open_parts(tamis_model *model, const char *dir, tamis_error *err)
+{
+    TAMIS_TRY(tamis_model_config_read(&model->config, dir, err));
+    TAMIS_TRY(tamis_checkpoint_open(&model->checkpoint, dir, err));
+    TAMIS_TRY(tamis_v4_weights_bind(&model->weights, model->checkpoint, &model->config, err));
+    TAMIS_TRY(collect_layers(model, err));
+    fill_info(model);
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_model_open(tamis_model **out, const char *dir, tamis_error *err)
+{
+    tamis_status st;
+    if (out == NULL || dir == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "model: out or dir is NULL");
+    *out = NULL;
+    TAMIS_TRY(tamis_cpu_check_environment(err));
+    tamis_model *model = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *model);
+    if (model == NULL)
+        return tamis_fail_memory(err, "model", sizeof *model);
+    TAMIS_TRY_GOTO(open_parts(model, dir, err));
+    *out = model;
+    return TAMIS_STATUS_OK;
+fail:
+    tamis_model_close(&model);
+    return st;
+}
+
+void tamis_model_close(tamis_model **model_ptr)
+{
+    if (model_ptr == NULL || *model_ptr == NULL)
+        return;
+    tamis_model *model = *model_ptr;
+    *model_ptr = NULL;
+    tamis_mem_free(model->dsa);
+    tamis_v4_weights_free(&model->weights);
+    tamis_checkpoint_close(&model->checkpoint);
+    tamis_mem_free(model);
+}
+
+const tamis_model_info *tamis_model_get_info(const tamis_model *model) { return &model->info; }
+
+int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer)
+{
+    return layer < 0 || layer >= model->info.num_hidden_layers
+               ? -1
+               : model->dsa[layer].compress_ratio;
+}

@@ -1,0 +1,19 @@
+/* An open model folder. Immutable after open, but for the inspection that is made on demand. */
+#ifndef TAMIS_ENGINE_MODEL_INTERNAL_H
+#define TAMIS_ENGINE_MODEL_INTERNAL_H
+
+#include "config/model_config.h"
+#include "tamis/engine.h"
+#include "weights/checkpoint.h"
+#include "weights/v4_weights.h"
+
+struct tamis_model {
+    tamis_model_info info;
+    tamis_model_config config;
+    tamis_checkpoint *checkpoint;
+    tamis_v4_weights *weights;
+    tamis_dsa_config *dsa; /* [num_hidden_layers] attention of each layer */
+    tamis_inspection *inspection; /* NULL until asked for */
+};
+
+#endif

@@ -1,0 +1,170 @@
+#include "engine/session_internal.h"
+
+#include "core/error.h"
+#include "core/mem.h"
+#include "core/size.h"
+
+/* ---------------------------------------------------------------- layout */
+
+static size_t max_claims(const tamis_session_params *p)
+{
+    /* n new tokens of a request touch at most n / block_tokens + 2 blocks. */
+    return (size_t)(p->max_num_batched_tokens / p->block_tokens) + 2 * (size_t)p->max_num_seqs;
+}
+
+/* Carves (or measures) everything that is not the attention's; fills only pointers. */
+static void layout(tamis_session *session, tamis_arena *arena)
+{
+    const tamis_session_params *p = &session->params;
+    const size_t n_seqs = (size_t)p->max_num_seqs, width = (size_t)session->table_width;
+    tamis_step_buffers *step = &session->step;
+    tamis_v4_layout(&session->v4, arena);
+    session->sequences = tamis_arena_take(arena, n_seqs, sizeof *session->sequences);
+    int32_t *tables = tamis_arena_take(arena, n_seqs * width, sizeof *tables);
+    for (size_t i = 0; tables != NULL && i < n_seqs; i++)
+        session->sequences[i].table = tables + i * width;
+    step->seqs = tamis_arena_take(arena, n_seqs, sizeof *step->seqs);
+    step->query_start = tamis_arena_take(arena, n_seqs + 1, sizeof *step->query_start);
+    step->seq_lens = tamis_arena_take(arena, n_seqs, sizeof *step->seq_lens);
+    step->block_table = tamis_arena_take(arena, n_seqs * width, sizeof *step->block_table);
+    step->tokens =
+        tamis_arena_take(arena, (size_t)p->max_num_batched_tokens, sizeof *step->tokens);
+    step->logit_rows = tamis_arena_take(arena, (size_t)p->max_num_logits, sizeof *step->logit_rows);
+    step->claims = tamis_arena_take(arena, max_claims(p), sizeof *step->claims);
+}
+
+static void set_sizes(tamis_session *session, const tamis_model *model,
+                      const tamis_session_params *params)
+{
+    session->model = model;
+    session->params = *params;
+    session->table_width = tamis_session_table_width(params);
+    session->v4 = tamis_session_v4(model, params);
+}
+
+tamis_status tamis_session_workspace_measure(const tamis_model *model,
+                                             const tamis_session_params *params, size_t *workspace,
+                                             size_t *logits, tamis_error *err)
+{
+    tamis_session sizes = {0};
+    tamis_arena arena = {0};
+    set_sizes(&sizes, model, params);
+    layout(&sizes, &arena);
+    if (arena.used == SIZE_MAX ||
+        !tamis_size_mul((size_t)params->max_num_logits,
+                        (size_t)model->info.vocab_size * sizeof(float), logits))
+        return tamis_fail(err, TAMIS_STATUS_LIMIT,
+                          "session: a workspace for %d tokens and %d logits rows exceeds the "
+                          "address space",
+                          params->max_num_batched_tokens, params->max_num_logits);
+    *workspace = arena.used;
+    return TAMIS_STATUS_OK;
+}
+
+/* ---------------------------------------------------------------- open and close */
+
+static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
+
+static tamis_status check_limit(const tamis_memory_plan *plan, tamis_error *err)
+{
+    if (plan->total <= plan->limit)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_NO_MEMORY,
+                      "session: needs %.1f MiB (widened weights %.1f, caches %.1f, rings %.1f, "
+                      "workspace %.1f, logits %.1f), the limit is %.1f MiB",
+                      mib(plan->total), mib(plan->weights_widened), mib(plan->cache_blocks),
+                      mib(plan->cache_rings), mib(plan->workspace), mib(plan->logits),
+                      mib(plan->limit));
+}
+
+static tamis_status take_workspace(tamis_session *session, tamis_error *err)
+{
+    size_t bytes, logits;
+    TAMIS_TRY(tamis_session_workspace_measure(session->model, &session->params, &bytes, &logits,
+                                              err));
+    session->workspace = tamis_mem_alloc(TAMIS_MEM_WORKSPACE, bytes);
+    session->logits = tamis_mem_alloc(TAMIS_MEM_WORKSPACE, logits);
+    if (session->workspace == NULL || session->logits == NULL)
+        return tamis_fail_memory(err, "session workspace", bytes + logits);
+    tamis_arena arena = {.base = session->workspace, .bytes = bytes};
+    layout(session, &arena);
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status open_parts(tamis_session *session, tamis_error *err)
+{
+    const tamis_model *model = session->model;
+    const tamis_session_params *p = &session->params;
+    const tamis_dsa_cache_params cache_params = tamis_session_cache_params(p);
+    const tamis_dsa_plan_params plan_params = tamis_session_plan_params(p);
+    TAMIS_TRY(take_workspace(session, err));
+    TAMIS_TRY(tamis_block_pool_open(&session->pool, p->num_blocks, p->block_order_seed, err));
+    TAMIS_TRY(tamis_dsa_caches_open(&session->caches, model->dsa, model->info.num_hidden_layers,
+                                    &cache_params, err));
+    TAMIS_TRY(tamis_dsa_plan_open(&session->plan, session->caches, &plan_params, err));
+    TAMIS_TRY(tamis_team_open(&session->team, p->n_threads, err));
+    session->v4.exec.team = session->team;
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_session_open(tamis_session **out, const tamis_model *model,
+                                const tamis_session_params *params, tamis_error *err)
+{
+    tamis_session_params resolved;
+    tamis_memory_plan plan;
+    tamis_status st;
+    if (out == NULL || model == NULL || params == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "session: out, model or params is NULL");
+    *out = NULL;
+    TAMIS_TRY(tamis_session_params_resolve(&resolved, model, params, err));
+    TAMIS_TRY(tamis_memory_plan_make(&plan, model, &resolved, err));
+    TAMIS_TRY(check_limit(&plan, err));
+    tamis_session *session = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *session);
+    if (session == NULL)
+        return tamis_fail_memory(err, "session", sizeof *session);
+    set_sizes(session, model, &resolved);
+    TAMIS_TRY_GOTO(open_parts(session, err));
+    *out = session;
+    return TAMIS_STATUS_OK;
+fail:
+    tamis_session_close(&session);
+    return st;
+}
+
+void tamis_session_close(tamis_session **session_ptr)
+{
+    if (session_ptr == NULL || *session_ptr == NULL)
+        return;
+    tamis_session *session = *session_ptr;
+    *session_ptr = NULL;
+    tamis_team_close(&session->team);
+    tamis_dsa_plan_close(&session->plan);
+    tamis_dsa_caches_close(&session->caches);
+    tamis_block_pool_close(&session->pool);
+    tamis_mem_free(session->workspace);
+    tamis_mem_free(session->logits);
+    tamis_mem_free(session);
+}
+
+const tamis_session_params *tamis_session_get_params(const tamis_session *session)
+{
+    return &session->params;
+}
+
+/* ---------------------------------------------------------------- for tests */
+
+void tamis_session_set_tap(tamis_session *session, tamis_tap_fn fn, void *user)
+{
+    session->v4.tap = (tamis_tap){fn, user};
+}
+
+tamis_dsa_caches *tamis_session_caches(tamis_session *session) { return session->caches; }
+
+const int32_t *tamis_session_block_table(const tamis_session *session, int32_t seq,
+                                         int32_t *n_blocks)
+{
+    if (seq < 0 || seq >= session->params.max_num_seqs || !session->sequences[seq].is_live)
+        return NULL;
+    *n_blocks = session->sequences[seq].n_blocks;
+    return session->sequences[seq].table;
+}
