@@ -1,0 +1,86 @@
+/*
+ * The second opinion: DeepSeek-V4 in double precision, slow and obvious. All tokens at once, dense
+ * masks, no caches, no chunks, no kernels; number formats decoded by arithmetic on their fields.
+ * Written from the formulas of the specification alone (attention: window, compressor, indexer,
+ * sinks; whole model: hyper-connections, experts, head).
+ *
+ * One thing is single precision on purpose: the rotary angle, position times frequency, which the
+ * model defines so. Everything it returns is malloc'ed and freed by the matching call.
+ */
+#ifndef TAMIS_TEST_ORACLE_V4_H
+#define TAMIS_TEST_ORACLE_V4_H
+
+#include "config/model_config.h"
+#include "weights/v4_weights.h"
+
+/* ---------------------------------------------------------------- one attention layer */
+
+typedef struct oracle_attention_options {
+    const uint8_t *want;       /* [n] queries whose output is computed; NULL: all */
+    const int32_t *given_topk; /* [n][index_topk] attend to these rows instead of the own choice */
+    bool bf16_rows;            /* round window, compressed and key rows as bf16 caches do */
+} oracle_attention_options;
+
+typedef struct oracle_attention {
+    int32_t n, n_rows;   /* tokens; compressed rows n / ratio */
+    double *out;         /* [n][hidden_size], zero where not wanted */
+    double *ckv;         /* [n_rows][head_dim] */
+    double *ikeys;       /* [n_rows][index_head_dim]; NULL without indexer */
+    double *scores;      /* [n][n_rows], wanted queries, visible rows; NULL without indexer */
+    int32_t *topk;       /* [n][index_topk] own choice, ascending, then -1; NULL without indexer */
+    double index_margin; /* smallest (k-th minus next score) / largest |score|; 1 if none was near */
+} oracle_attention;
+
+/* x [n][hidden_size]; options may be NULL. */
+oracle_attention oracle_attention_run(const tamis_dsa_layer *layer, const double *x, int32_t n,
+                                      const oracle_attention_options *options);
+void oracle_attention_free(oracle_attention *attention);
+
+/* freq [rope_dim / 2], rounded to float as the tables of the model are. */
+void oracle_rope_frequencies(double *freq, int32_t rope_dim, const tamis_rope_config *config);
+/* All elements of a matrix, [rows][cols]. */
+double *oracle_matrix(const tamis_matrix *w);
+/* y[r] = sum over c of w[r][c] x[c] with w from oracle_matrix. */
+void oracle_multiply(double *y, const double *w, int64_t rows, int64_t cols, const double *x);
+/* y[i] = x[i] / sqrt(mean x^2 + eps) * weight[i] (weight may be NULL); y may be x. */
+void oracle_rmsnorm(double *y, const double *x, const float *weight, int64_t n, double eps);
+
+/* ---------------------------------------------------------------- the whole model */
+
+typedef struct oracle_v4 {
+    tamis_model_config config;
+    tamis_checkpoint *checkpoint;
+    tamis_v4_weights *weights;
+} oracle_v4;
+
+oracle_v4 oracle_v4_open(const char *dir);
+void oracle_v4_close(oracle_v4 *model);
+
+typedef struct oracle_v4_layer {
+    double *attn_in, *ffn_in, *ffn_out; /* [n][hidden_size] */
+    oracle_attention attn;
+    int32_t *experts;       /* [n][num_experts_per_tok] */
+    double *expert_weights; /* [n][num_experts_per_tok] */
+    double *hidden;         /* [n][hc_mult][hidden_size] streams after the layer */
+} oracle_v4_layer;
+
+typedef struct oracle_v4_run {
+    int32_t n, n_layers;
+    oracle_v4_layer *layers;
+    double *logits; /* [n][vocab_size] */
+    double index_margin, router_margin; /* smallest over all layers and positions */
+} oracle_v4_run;
+
+oracle_v4_run oracle_v4_forward(const oracle_v4 *model, const int32_t *ids, int32_t n,
+                                bool bf16_rows);
+void oracle_v4_run_free(oracle_v4_run *run);
+
+/*
+ * The hyper-connection site of one token: streams [m][hidden] -> pre [m], post [m], combine [m][m]
+ * (row = stream read, column = stream written). fn: oracle_matrix of hc->fn.
+ */
+void oracle_hyper_connection(double *pre, double *post, double *combine, const double *streams,
+                             const double *fn, const tamis_hc_weights *hc,
+                             const tamis_model_config *config);
+
+#endif
