@@ -41,8 +41,8 @@ static tamis_status open_regular(int *out_fd, size_t *bytes, const char *path, t
 
 tamis_status tamis_file_map_open(tamis_file_map *out, const char *path, tamis_error *err)
 {
-    int fd;
-    size_t bytes;
+    int fd = -1;
+    size_t bytes = 0;
     *out = (tamis_file_map){NULL, 0};
     TAMIS_TRY(open_regular(&fd, &bytes, path, err));
     if (bytes > 0) {
@@ -86,8 +86,8 @@ static tamis_status read_all(int fd, char *text, size_t bytes, size_t *got, cons
 tamis_status tamis_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes,
                              tamis_error *err)
 {
-    int fd;
-    size_t file_bytes;
+    int fd = -1;
+    size_t file_bytes = 0;
     char *text = NULL;
     tamis_status st;
     *out = NULL;
