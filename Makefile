@@ -25,7 +25,9 @@ build: setup
 	@cmake --preset release >/dev/null
 	@$(BUILD) release -j $(JOBS)
 
-demo: build
+demo: setup
+	@cmake --preset release >/dev/null
+	@$(BUILD) release -j $(JOBS) --target tamis_cli
 	build/release/tamis generate -m models/demo -p "And the king said unto" -n 120
 
 test: build
