@@ -1,0 +1,296 @@
+/*
+ * The oracle's oracle, and the oracle against the engine.
+ *
+ * First the double-precision reference is held against the golden files of an independent program;
+ * then the engine is held against the reference at the lengths where faults hide, each length as
+ * its own prompt. The reference is causal and runs once at the longest length.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "engine/session_internal.h"
+#include "support/engine_run.h"
+#include "support/golden.h"
+#include "support/oracle_v4.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CLAIM 5e-5
+
+/* ---------------------------------------------------------------- oracle against golden */
+
+static void compare(const char *dir, const char *name, const double *seen, const float *expected,
+                    int64_t n, double *worst)
+{
+    int64_t at = 0;
+    const double diff = test_max_diff_f64(expected, seen, n, &at);
+    if (diff > CLAIM)
+        fail_msg("%s: oracle's %s, element %lld: %.9g, golden %.9g", dir, name, (long long)at,
+                 seen[at], (double)expected[at]);
+    *worst = fmax(*worst, diff);
+}
+
+static void compare_at(const char *dir, const test_golden *golden, int32_t layer, const char *stage,
+                       const double *seen, const int32_t *pos, int64_t n_pos, double *worst)
+{
+    char name[64];
+    snprintf(name, sizeof name, "layer.%d.%s", layer, stage);
+    int64_t count;
+    const float *expected = test_golden_f32(golden, name, &count);
+    const int64_t width = count / n_pos;
+    for (int64_t p = 0; p < n_pos; p++)
+        compare(dir, name, seen + pos[p] * width, expected + p * width, width, worst);
+}
+
+static void compare_rows(const char *dir, const test_golden *golden, int32_t layer,
+                         const char *stage, const double *seen, double *worst)
+{
+    char name[64];
+    snprintf(name, sizeof name, "layer.%d.%s", layer, stage);
+    if (!test_golden_has(golden, name))
+        return;
+    int64_t count;
+    const float *expected = test_golden_f32(golden, name, &count);
+    compare(dir, name, seen, expected, count, worst);
+}
+
+static void check_oracle(const char *dir)
+{
+    test_golden *golden = test_golden_open(dir, "golden.safetensors");
+    int64_t n, n_pos, n_logits;
+    int32_t *ids = test_golden_ids(golden, "ids", &n), *pos = test_golden_ids(golden, "pos", &n_pos);
+    oracle_v4 model = oracle_v4_open(dir);
+    oracle_v4_run run = oracle_v4_forward(&model, ids, (int32_t)n, false);
+    double worst = 0, worst_logits = 0;
+    for (int32_t i = 0; i < run.n_layers; i++) {
+        const oracle_v4_layer *layer = &run.layers[i];
+        compare_at(dir, golden, i, "attn_in", layer->attn_in, pos, n_pos, &worst);
+        compare_at(dir, golden, i, "attn_out", layer->attn.out, pos, n_pos, &worst);
+        compare_at(dir, golden, i, "ffn_in", layer->ffn_in, pos, n_pos, &worst);
+        compare_at(dir, golden, i, "ffn_out", layer->ffn_out, pos, n_pos, &worst);
+        compare_at(dir, golden, i, "hidden", layer->hidden, pos, n_pos, &worst);
+        compare_rows(dir, golden, i, "ckv", layer->attn.ckv, &worst);
+        compare_rows(dir, golden, i, "ikeys", layer->attn.ikeys, &worst);
+    }
+    const float *logits = test_golden_f32(golden, "logits", &n_logits);
+    compare(dir, "logits", run.logits, logits, n_logits, &worst_logits);
+    printf("%s: oracle's logits within %.2e of golden, stages and rows within %.2e\n", dir,
+           worst_logits, worst);
+    /* the margins that the generator demanded, found again */
+    printf("%s: margins of indexer %.3e, router %.3e\n", dir, run.index_margin, run.router_margin);
+    assert_true(run.index_margin > 0.9e-4 && run.router_margin > 0.9e-4);
+    oracle_v4_run_free(&run);
+    oracle_v4_close(&model);
+    free(ids);
+    free(pos);
+    test_golden_close(golden);
+}
+
+static void test_oracle_flash_bf16(void **state)
+{
+    (void)state;
+    check_oracle("tests/golden/v4-flash-bf16");
+}
+static void test_oracle_flash_fp8(void **state)
+{
+    (void)state;
+    check_oracle("tests/golden/v4-flash-fp8");
+}
+static void test_oracle_pro_fp8(void **state)
+{
+    (void)state;
+    check_oracle("tests/golden/v4-pro-fp8");
+}
+static void test_oracle_official(void **state)
+{
+    (void)state;
+    check_oracle("tests/golden/v4-official");
+}
+
+/* Frequencies of spec v4-attention.md 2.3, V4's own dimensions. */
+static void test_oracle_frequencies(void **state)
+{
+    (void)state;
+    const struct {
+        int32_t i;
+        double window, compress;
+    } table[] = {{0, 1, 1},
+                 {1, 7.498942093e-1, 6.876560219e-1},
+                 {8, 1e-1, 5e-2},
+                 {15, 1.333521432e-2, 3.635538584e-3},
+                 {16, 1e-2, 2.265625e-3},
+                 {20, 3.162277660e-3, 2.969777783e-4},
+                 {24, 1e-3, 1.953125e-5},
+                 {25, 7.498942093e-4, 5.372312671e-6},
+                 {31, 1.333521432e-4, 5.680529037e-7}};
+    const tamis_rope_config window = {.theta = 10000, .yarn_factor = 1};
+    const tamis_rope_config compress = {.theta = 160000,
+                                        .yarn_factor = 16,
+                                        .original_max_position = 65536,
+                                        .beta_fast = 32,
+                                        .beta_slow = 1};
+    double a[32], b[32];
+    oracle_rope_frequencies(a, 64, &window);
+    oracle_rope_frequencies(b, 64, &compress);
+    for (size_t r = 0; r < sizeof table / sizeof *table; r++) {
+        assert_true(fabs(a[table[r].i] / table[r].window - 1) < 1e-6);
+        assert_true(fabs(b[table[r].i] / table[r].compress - 1) < 1e-6);
+    }
+}
+
+/* ---------------------------------------------------------------- engine against oracle */
+
+static int compare_ints(const void *a, const void *b)
+{
+    return *(const int32_t *)a - *(const int32_t *)b;
+}
+
+/* Lengths 1.. around every border: windows of compressors, blocks, sliding window, topk. */
+static int32_t list_lengths(int32_t *out, const tamis_model_config *config, int32_t longest)
+{
+    const int32_t fixed[] = {1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 127, 128, 129, 255, 256, 257};
+    const int32_t centres[] = {config->sliding_window, 4 * config->index_topk};
+    int32_t n = 0;
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        out[n++] = fixed[i];
+    for (size_t i = 0; i < sizeof centres / sizeof *centres; i++)
+        for (int32_t offset = -1; offset <= 5; offset++)
+            out[n++] = centres[i] + offset;
+    qsort(out, (size_t)n, sizeof *out, compare_ints);
+    int32_t kept = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (out[i] >= 1 && out[i] <= longest && (kept == 0 || out[kept - 1] != out[i]))
+            out[kept++] = out[i];
+    return kept;
+}
+
+static void check_selection(const char *dir, const oracle_v4_run *run, const test_capture *capture,
+                            int32_t layer, int32_t t, int32_t k)
+{
+    const int32_t *own = run->layers[layer].attn.topk;
+    const int32_t *seen = test_capture_i32(capture, layer, TAMIS_TAP_TOPK, t);
+    for (int32_t i = 0; own != NULL && i < k; i++)
+        if (seen[i] != own[(int64_t)t * k + i])
+            fail_msg("%s: layer %d, position %d: selected row %d is %d, oracle %d", dir, layer, t,
+                     i, seen[i], own[(int64_t)t * k + i]);
+}
+
+/* Each length as a prompt of its own; the last logits and selections against the oracle's. */
+static void check_lengths(const char *dir)
+{
+    enum { LONGEST = 257 };
+    test_golden *golden = test_golden_open(dir, "golden.safetensors");
+    int32_t *ids = test_golden_ids(golden, "ids", NULL), lengths[64];
+    oracle_v4 model = oracle_v4_open(dir);
+    oracle_v4_run run = oracle_v4_forward(&model, ids, LONGEST, false);
+    const int32_t vocab = model.config.vocab_size;
+    const int32_t n_lengths = list_lengths(lengths, &model.config, LONGEST);
+    const tamis_session_params params = test_session_params(TAMIS_DTYPE_F32, LONGEST);
+    test_engine engine = test_engine_open(dir, &params);
+    double worst = 0;
+    for (int32_t i = 0; i < n_lengths; i++) {
+        const int32_t n = lengths[i];
+        test_capture capture = test_capture_open(run.n_layers);
+        tamis_session_set_tap(engine.session, test_capture_tap, &capture);
+        float *logits = test_logits_of(&engine, ids, n, 0);
+        for (int32_t layer = 0; layer < run.n_layers; layer++)
+            if (model.config.compress_ratios[layer] == 4)
+                check_selection(dir, &run, &capture, layer, n - 1, model.config.index_topk);
+        const double diff =
+            test_max_diff_f64(logits + (int64_t)(n - 1) * vocab,
+                              run.logits + (int64_t)(n - 1) * vocab, vocab, NULL);
+        if (diff > CLAIM)
+            fail_msg("%s: prompt of %d: last logits %.2e from the oracle's", dir, n, diff);
+        worst = fmax(worst, diff);
+        free(logits);
+        test_capture_close(&capture);
+    }
+    printf("%s: %d prompt lengths within %.2e of the oracle, selections equal\n", dir, n_lengths,
+           worst);
+    test_engine_close(&engine);
+    oracle_v4_run_free(&run);
+    oracle_v4_close(&model);
+    free(ids);
+    test_golden_close(golden);
+}
+
+static void test_lengths_flash_fp8(void **state)
+{
+    (void)state;
+    check_lengths("tests/golden/v4-flash-fp8");
+}
+static void test_lengths_pro_fp8(void **state)
+{
+    (void)state;
+    check_lengths("tests/golden/v4-pro-fp8");
+}
+
+/* Case 18: a token that matters at 28 of 57 positions, prompts of every residue of 4 and 128. */
+static void check_needle(const char *dir)
+{
+    enum { NEEDLE = 28, SHORTEST = 57, LONGEST = SHORTEST + 127 };
+    test_golden *golden = test_golden_open(dir, "golden.safetensors");
+    int32_t *ids = test_golden_ids(golden, "ids", NULL);
+    oracle_v4 model = oracle_v4_open(dir);
+    const int32_t vocab = model.config.vocab_size;
+    oracle_v4_run plain = oracle_v4_forward(&model, ids, LONGEST, false);
+    ids[NEEDLE] = (ids[NEEDLE] + 1) % vocab;
+    oracle_v4_run run = oracle_v4_forward(&model, ids, LONGEST, false);
+    printf("%s: needle: margins of indexer %.2e, router %.2e\n", dir, run.index_margin,
+           run.router_margin);
+    assert_true(run.index_margin > 1e-6 && run.router_margin > 1e-6);
+    const tamis_session_params params = test_session_params(TAMIS_DTYPE_F32, LONGEST);
+    test_engine engine = test_engine_open(dir, &params);
+    double worst = 0, smallest_effect = INFINITY;
+    for (int32_t n = SHORTEST; n <= LONGEST; n += n < SHORTEST + 4 ? 1 : 3) {
+        float *logits = test_logits_of(&engine, ids, n, 0);
+        const double *expected = run.logits + (int64_t)(n - 1) * vocab;
+        const double diff =
+            test_max_diff_f64(logits + (int64_t)(n - 1) * vocab, expected, vocab, NULL);
+        if (diff > CLAIM)
+            fail_msg("%s: needle, prompt of %d: last logits %.2e from the oracle's", dir, n, diff);
+        worst = fmax(worst, diff);
+        smallest_effect =
+            fmin(smallest_effect,
+                 test_max_diff_f64(logits + (int64_t)(n - 1) * vocab,
+                                   plain.logits + (int64_t)(n - 1) * vocab, vocab, NULL));
+        free(logits);
+    }
+    printf("%s: needle: within %.2e of the oracle; the needle moves logits by %.2e at least\n", dir,
+           worst, smallest_effect);
+    assert_true(smallest_effect > 10 * CLAIM);
+    test_engine_close(&engine);
+    oracle_v4_run_free(&plain);
+    oracle_v4_run_free(&run);
+    oracle_v4_close(&model);
+    free(ids);
+    test_golden_close(golden);
+}
+
+static void case_18_needle_at_any_residue(void **state)
+{
+    (void)state;
+    check_needle("tests/golden/v4-flash-fp8");
+    check_needle("tests/golden/v4-pro-fp8");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_oracle_frequencies),
+        cmocka_unit_test(test_oracle_flash_bf16),
+        cmocka_unit_test(test_oracle_flash_fp8),
+        cmocka_unit_test(test_oracle_pro_fp8),
+        cmocka_unit_test(test_oracle_official),
+        cmocka_unit_test(test_lengths_flash_fp8),
+        cmocka_unit_test(test_lengths_pro_fp8),
+        cmocka_unit_test(case_18_needle_at_any_residue),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
