@@ -278,7 +278,7 @@ tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers, int32_t n_la
                                     uint64_t *bytes, tamis_error *err)
 {
     tamis_dsa_plan plan = {0};
-    size_t used;
+    size_t used = 0;
     for (int32_t i = 0; i < n_layers; i++)
         TAMIS_TRY(tamis_dsa_config_check(&layers[i], err));
     TAMIS_TRY(set_up(&plan, layers, n_layers, params, kv_cache_dtype, block_tokens, err));
@@ -289,7 +289,7 @@ tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers, int32_t n_la
 
 static tamis_status take_memory(tamis_dsa_plan *plan, tamis_error *err)
 {
-    size_t bytes;
+    size_t bytes = 0;
     TAMIS_TRY(measure(plan, &bytes, err));
     plan->memory = tamis_mem_alloc(TAMIS_MEM_WORKSPACE, bytes);
     if (plan->memory == NULL)
