@@ -1,0 +1,45 @@
+/* Command line and environment -> values by option, checked against the option table. */
+#ifndef CLI_ARGS_H
+#define CLI_ARGS_H
+
+#include "options.h"
+
+#define CLI_MAX_STOPS 64
+
+typedef struct cli_value {
+    bool is_set;
+    const char *source; /* as the user named it: "-n", "--max-tokens", "TAMIS_MAX_TOKENS" */
+    const char *text;   /* as given */
+    int64_t integer;    /* INT */
+    uint64_t natural;   /* SEED, SIZE in bytes */
+    double real;        /* REAL */
+} cli_value;
+
+/* Points into argv and the environment, owns the names of environment variables. */
+typedef struct cli_args {
+    cli_command_id command;
+    cli_value value[CLI_NUM_OPTIONS];
+    const char *stops[CLI_MAX_STOPS];
+    size_t n_stops;
+    bool wants_help;
+    char env_names[CLI_NUM_OPTIONS][CLI_ENV_NAME_BYTES];
+} cli_args;
+
+/* argv[0] is the first word after the command. Prints what is wrong; returns an exit code. */
+int cli_args_parse(cli_args *args, cli_command_id command, int argc, char **argv);
+
+static inline bool cli_has(const cli_args *args, cli_option_id id) { return args->value[id].is_set; }
+static inline const char *cli_text(const cli_args *args, cli_option_id id)
+{
+    return args->value[id].text;
+}
+/* The way the user named the option, for messages. */
+static inline const char *cli_source(const cli_args *args, cli_option_id id)
+{
+    return args->value[id].source;
+}
+
+/* Usage error about an option that was given; returns CLI_EXIT_USAGE. */
+int cli_refuse(const cli_args *args, cli_option_id id, const char *why);
+
+#endif

@@ -1,0 +1,393 @@
+/* tamis generate: prompt -> steps -> sampled ids -> streamed text. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "commands.h"
+#include "interrupt.h"
+#include "memory.h"
+#include "message.h"
+#include "output.h"
+#include "run_engine.h"
+
+typedef enum finish_reason {
+    GOING_ON = 0,
+    FINISH_EOS,
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_CONTEXT,
+    FINISH_INTERRUPTED,
+    FINISH_OUTPUT_FAILED
+} finish_reason;
+
+typedef struct generation {
+    const cli_args *args;
+    cli_engine engine;
+    cli_ints prompt, ids; /* ids: what was generated and is shown */
+    cli_buffer text;      /* --json: all text */
+    tamis_sampler_params sampling;
+    tamis_sampler *sampler;
+    tamis_stream *stream; /* NULL: no tokenizer */
+    tamis_stop *stop;
+    int64_t max_tokens;
+    int32_t num_ids;      /* ids that may be drawn: 0 .. num_ids-1 */
+    bool prints_ids, is_json, keeps_eos;
+    finish_reason finish;
+    int32_t eos_id; /* the one that ended it */
+    size_t n_prompt_fed;
+    double prompt_seconds, seconds;
+} generation;
+
+/* ---------------------------------------------------------------- settings */
+
+static uint64_t random_seed(void)
+{
+    uint64_t seed;
+    if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        seed = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    }
+    return seed >> 32; /* short enough to type again */
+}
+
+/*
+ * generation_config.json unless flags are given. Where it says do_sample false, only a flag that
+ * asks for sampling switches it on.
+ */
+static void choose_sampling(generation *g)
+{
+    const cli_args *args = g->args;
+    const tamis_model_info *info = g->engine.info;
+    tamis_sampler_params *p = &g->sampling;
+    *p = tamis_sampler_params_default();
+    const bool samples = info->do_sample || cli_has(args, CLI_OPT_TOP_K) ||
+                         cli_has(args, CLI_OPT_TOP_P) || cli_has(args, CLI_OPT_MIN_P);
+    p->temperature = samples ? info->temperature : 0.0f;
+    p->top_k = info->top_k;
+    p->top_p = info->top_p;
+    p->min_p = info->min_p;
+    if (cli_has(args, CLI_OPT_TEMP))
+        p->temperature = (float)args->value[CLI_OPT_TEMP].real;
+    if (cli_has(args, CLI_OPT_TOP_K))
+        p->top_k = (int32_t)args->value[CLI_OPT_TOP_K].integer;
+    if (cli_has(args, CLI_OPT_TOP_P))
+        p->top_p = (float)args->value[CLI_OPT_TOP_P].real;
+    if (cli_has(args, CLI_OPT_MIN_P))
+        p->min_p = (float)args->value[CLI_OPT_MIN_P].real;
+    p->seed = cli_has(args, CLI_OPT_SEED) ? args->value[CLI_OPT_SEED].natural : random_seed();
+    if (p->temperature <= 0.0f)
+        cli_info("sample: greedy");
+    else
+        cli_info("sample: temperature %g, top-k %d, top-p %g, min-p %g, seed %llu",
+                 (double)p->temperature, (int)p->top_k, (double)p->top_p, (double)p->min_p,
+                 (unsigned long long)p->seed);
+}
+
+static bool is_utf8(const char *text)
+{
+    json_t *string = json_string(text); /* refuses everything else */
+    json_decref(string);
+    return string != NULL;
+}
+
+static int check_options(const generation *g)
+{
+    const cli_args *args = g->args;
+    if (g->engine.tokenizer == NULL && cli_has(args, CLI_OPT_STOP))
+        return cli_refuse(args, CLI_OPT_STOP, "the model folder has no tokenizer.json, so there is "
+                                              "no text to look for it in");
+    for (size_t i = 0; i < args->n_stops; i++)
+        if (!is_utf8(args->stops[i]))
+            return cli_refuse(args, CLI_OPT_STOP, "the string is not UTF-8");
+    if (cli_has(args, CLI_OPT_JSON) && cli_has(args, CLI_OPT_PRINT_IDS))
+        return cli_refuse(args, CLI_OPT_PRINT_IDS, "not together with --json, which has the ids");
+    return CLI_EXIT_OK;
+}
+
+static int read_prompt(generation *g)
+{
+    const cli_args *args = g->args;
+    if (cli_has(args, CLI_OPT_IDS))
+        return cli_read_ints(cli_text(args, CLI_OPT_IDS), 0, g->engine.info->vocab_size - 1,
+                             &g->prompt);
+    if (cli_has(args, CLI_OPT_PROMPT)) {
+        const char *text = cli_text(args, CLI_OPT_PROMPT);
+        return cli_engine_encode(&g->engine, text, strlen(text), &g->prompt, NULL);
+    }
+    cli_buffer text;
+    int code = cli_read_file(cli_text(args, CLI_OPT_FILE), &text);
+    if (code == CLI_EXIT_OK)
+        code = cli_engine_encode(&g->engine, text.bytes, text.n, &g->prompt, NULL);
+    cli_buffer_free(&text);
+    return code;
+}
+
+/* Context for the prompt and all new tokens; 4096 if their number is open. */
+static int open_session(generation *g)
+{
+    const int64_t n_new = cli_has(g->args, CLI_OPT_MAX_TOKENS)
+                              ? g->args->value[CLI_OPT_MAX_TOKENS].integer
+                              : 128;
+    g->max_tokens = n_new < 0 ? INT64_MAX : n_new;
+    const int64_t n_prompt = (int64_t)g->prompt.n;
+    const int32_t context = cli_engine_context(&g->engine, n_new < 0 ? 4096 : n_prompt + n_new);
+    if (n_prompt == 0)
+        return cli_fail(CLI_EXIT_RUN, "the prompt has no tokens, allowed: at least 1");
+    if (n_prompt > context || (n_prompt == context && n_new != 0))
+        return cli_fail(CLI_EXIT_RUN,
+                        "the prompt has %lld tokens, allowed: %d (context %d with room for one more; "
+                        "the model's maximum is %d, -c sets less or more up to it)",
+                        (long long)n_prompt, (int)(context - (n_new != 0)), (int)context,
+                        (int)g->engine.info->max_position_embeddings);
+    const int32_t step_tokens = cli_engine_step_tokens(&g->engine, context, false);
+    return cli_engine_open_session(&g->engine, context, step_tokens, 1);
+}
+
+static int open_sampling(generation *g)
+{
+    tamis_error err = {0};
+    const int32_t vocab_size = g->engine.info->vocab_size;
+    tamis_tokenizer *tokenizer = g->engine.tokenizer;
+    choose_sampling(g);
+    g->num_ids = vocab_size;
+    tamis_status st = tamis_sampler_open(&g->sampler, vocab_size, &g->sampling, &err);
+    if (st == TAMIS_STATUS_OK && tokenizer != NULL) {
+        const int32_t num_ids = tamis_tokenizer_get_info(tokenizer).num_ids;
+        g->num_ids = num_ids < vocab_size ? num_ids : vocab_size;
+        st = tamis_stream_open(&g->stream, tokenizer, true, &err);
+    }
+    if (st == TAMIS_STATUS_OK && tokenizer != NULL)
+        st = tamis_stop_open(&g->stop, g->args->stops, g->args->n_stops, &err);
+    return st == TAMIS_STATUS_OK ? CLI_EXIT_OK : cli_fail(cli_exit_code(st), "%s", err.text);
+}
+
+/* ---------------------------------------------------------------- showing */
+
+static void show_text(generation *g, const char *text, size_t bytes)
+{
+    if (g->is_json) {
+        g->text.bytes = cli_grow(g->text.bytes, &g->text.capacity, g->text.n + bytes + 1, 1);
+        memcpy(g->text.bytes + g->text.n, text, bytes);
+        g->text.n += bytes;
+    } else if (!g->prints_ids) {
+        cli_out(text, bytes);
+    }
+}
+
+static int pass_stop(generation *g, const char *text, size_t bytes)
+{
+    tamis_error err = {0};
+    const char *shown;
+    size_t n_shown;
+    bool hit = false;
+    const tamis_status st = tamis_stop_push(g->stop, text, bytes, &shown, &n_shown, &hit, &err);
+    if (st != TAMIS_STATUS_OK)
+        return cli_fail(cli_exit_code(st), "%s", err.text);
+    show_text(g, shown, n_shown);
+    if (hit)
+        g->finish = FINISH_STOP;
+    return CLI_EXIT_OK;
+}
+
+static int show_id(generation *g, int32_t id)
+{
+    cli_ints_push(&g->ids, id);
+    if (g->prints_ids)
+        cli_outf("%s%d", g->ids.n > 1 ? " " : "", (int)id);
+    if (g->stream == NULL)
+        return CLI_EXIT_OK;
+    tamis_error err = {0};
+    const char *text;
+    size_t bytes;
+    const tamis_status st = tamis_stream_push(g->stream, id, &text, &bytes, &err);
+    if (st != TAMIS_STATUS_OK)
+        return cli_fail(cli_exit_code(st), "%s", err.text);
+    return pass_stop(g, text, bytes);
+}
+
+/* What stream and stop matcher still hold back; the held text may complete a stop string. */
+static int show_rest(generation *g)
+{
+    const char *text;
+    size_t bytes;
+    if (g->stream == NULL)
+        return CLI_EXIT_OK;
+    tamis_stream_flush(g->stream, &text, &bytes);
+    const int code = pass_stop(g, text, bytes);
+    if (code != CLI_EXIT_OK)
+        return code;
+    tamis_stop_flush(g->stop, &text, &bytes);
+    show_text(g, text, bytes);
+    return CLI_EXIT_OK;
+}
+
+/* ---------------------------------------------------------------- running */
+
+static int feed_prompt(generation *g)
+{
+    cli_progress progress;
+    const int32_t n = (int32_t)g->prompt.n;
+    const double started = cli_seconds();
+    cli_progress_start(&progress, "prompt", n);
+    for (int32_t at = 0; at < n && !cli_interrupted();) {
+        const int32_t left = n - at;
+        const int32_t chunk = left < g->engine.step_tokens ? left : g->engine.step_tokens;
+        const int code = cli_engine_step(&g->engine, g->prompt.values + at, chunk,
+                                         chunk == left ? TAMIS_LOGITS_LAST : TAMIS_LOGITS_NONE, NULL);
+        if (code != CLI_EXIT_OK)
+            return code;
+        at += chunk;
+        g->n_prompt_fed = (size_t)at;
+        cli_progress_show(&progress, at);
+    }
+    cli_progress_clear(&progress);
+    g->prompt_seconds = cli_seconds() - started;
+    return CLI_EXIT_OK;
+}
+
+static bool is_eos(const generation *g, int32_t id)
+{
+    const tamis_model_info *info = g->engine.info;
+    for (int32_t i = 0; i < info->n_eos_token_ids; i++)
+        if (info->eos_token_ids[i] == id)
+            return true;
+    return info->n_eos_token_ids == 0 && g->engine.tokenizer != NULL &&
+           tamis_tokenizer_get_info(g->engine.tokenizer).eos_id == id;
+}
+
+static finish_reason limit_reached(const generation *g)
+{
+    if (cli_interrupted())
+        return FINISH_INTERRUPTED;
+    if ((int64_t)g->ids.n >= g->max_tokens)
+        return FINISH_LENGTH;
+    if ((int64_t)(g->prompt.n + g->ids.n) >= g->engine.max_model_len)
+        return FINISH_CONTEXT;
+    return GOING_ON;
+}
+
+/* Draws from the last step's logits, shows the token, and feeds it unless that was the last one. */
+static int generate_one(generation *g)
+{
+    const int32_t id =
+        tamis_sampler_draw(g->sampler, tamis_session_logits(g->engine.session, 0), g->num_ids);
+    if (!g->keeps_eos && is_eos(g, id)) {
+        g->finish = FINISH_EOS;
+        g->eos_id = id;
+        return CLI_EXIT_OK;
+    }
+    int code = show_id(g, id);
+    if (code == CLI_EXIT_OK && !cli_out_flush())
+        g->finish = FINISH_OUTPUT_FAILED; /* the message comes with the last flush */
+    if (code != CLI_EXIT_OK || g->finish != GOING_ON)
+        return code;
+    g->finish = limit_reached(g);
+    if (g->finish == GOING_ON)
+        code = cli_engine_step(&g->engine, &id, 1, TAMIS_LOGITS_LAST, NULL);
+    return code;
+}
+
+static int run_steps(generation *g)
+{
+    int code = feed_prompt(g);
+    const double started = cli_seconds();
+    if (code == CLI_EXIT_OK)
+        g->finish = limit_reached(g);
+    while (code == CLI_EXIT_OK && g->finish == GOING_ON)
+        code = generate_one(g);
+    const int rest = show_rest(g);
+    g->seconds = cli_seconds() - started;
+    return code != CLI_EXIT_OK ? code : rest;
+}
+
+/* ---------------------------------------------------------------- the end */
+
+static const char *finish_word(finish_reason reason)
+{
+    static const char *const words[] = {"error",  "eos",         "stop",        "length",
+                                        "context", "interrupted", "output failed"};
+    return words[reason];
+}
+
+static void print_json(const generation *g)
+{
+    json_t *ids = json_array();
+    for (size_t i = 0; i < g->ids.n; i++)
+        json_array_append_new(ids, json_integer(g->ids.values[i]));
+    json_t *object = json_object();
+    if (g->stream != NULL)
+        json_object_set_new(object, "text", json_stringn(g->text.n ? g->text.bytes : "", g->text.n));
+    json_object_set_new(object, "ids", ids);
+    json_object_set_new(object, "finish_reason", json_string(finish_word(g->finish)));
+    json_object_set_new(object, "prompt_tokens", json_integer((json_int_t)g->prompt.n));
+    json_object_set_new(object, "generated_tokens", json_integer((json_int_t)g->ids.n));
+    if (g->sampling.temperature > 0.0f)
+        json_object_set_new(object, "seed", json_integer((json_int_t)g->sampling.seed));
+    cli_out_json(object, 0);
+    json_decref(object);
+}
+
+static double per_second(size_t n, double seconds)
+{
+    return seconds > 0.0 ? (double)n / seconds : 0.0;
+}
+
+static void print_end(const generation *g)
+{
+    if (g->is_json)
+        print_json(g);
+    else if (g->prints_ids)
+        cli_out("\n", 1);
+    else if (cli_out_is_terminal() && !cli_out_is_at_line_start())
+        cli_out("\n", 1);
+    cli_out_flush();
+    if (g->finish == FINISH_EOS)
+        cli_info("finish: eos (token %d)", (int)g->eos_id);
+    else if (g->finish == FINISH_CONTEXT)
+        cli_info("finish: context full (%d tokens)", (int)g->engine.max_model_len);
+    else
+        cli_info("finish: %s", finish_word(g->finish));
+    cli_info("speed:  prompt %zu tokens, %.1f tok/s; generated %zu tokens, %.1f tok/s",
+             g->n_prompt_fed, per_second(g->n_prompt_fed, g->prompt_seconds), g->ids.n,
+             per_second(g->ids.n, g->seconds));
+}
+
+static int run(generation *g)
+{
+    int code = cli_engine_open_model(&g->engine, g->args);
+    if (code == CLI_EXIT_OK)
+        code = check_options(g);
+    if (code == CLI_EXIT_OK)
+        code = read_prompt(g);
+    if (code == CLI_EXIT_OK)
+        code = open_session(g);
+    if (code == CLI_EXIT_OK)
+        code = open_sampling(g);
+    if (code != CLI_EXIT_OK)
+        return code;
+    g->prints_ids = !g->is_json && (g->stream == NULL || cli_has(g->args, CLI_OPT_PRINT_IDS));
+    code = run_steps(g);
+    print_end(g);
+    if (code == CLI_EXIT_OK && g->finish == FINISH_INTERRUPTED)
+        return CLI_EXIT_INTERRUPTED;
+    return code;
+}
+
+int cli_cmd_generate(const cli_args *args)
+{
+    generation g = {.args = args,
+                    .is_json = cli_has(args, CLI_OPT_JSON),
+                    .keeps_eos = cli_has(args, CLI_OPT_IGNORE_EOS)};
+    const int code = run(&g);
+    tamis_stop_close(&g.stop);
+    tamis_stream_close(&g.stream);
+    tamis_sampler_close(&g.sampler);
+    cli_engine_close(&g.engine);
+    cli_buffer_free(&g.text);
+    cli_ints_free(&g.prompt);
+    cli_ints_free(&g.ids);
+    return code;
+}

@@ -1,0 +1,169 @@
+/* tamis inspect: what a model folder holds, as a table or as JSON. */
+#include <string.h>
+
+#include "commands.h"
+#include "message.h"
+#include "output.h"
+#include "run_engine.h"
+
+static const char *layer_kind(int32_t ratio)
+{
+    return ratio == 0 ? "window" : ratio == 4 ? "C4" : "C128";
+}
+
+/* ---------------------------------------------------------------- text */
+
+/* "0-1 window/hash, 2 C4/learned": runs of equal layers, in order. */
+static void print_layers(const tamis_inspection *in)
+{
+    const int32_t n = in->info->num_hidden_layers;
+    cli_outf("layers      %d:", (int)n);
+    for (int32_t first = 0, end; first < n; first = end) {
+        end = first + 1;
+        while (end < n && in->layer_ratios[end] == in->layer_ratios[first] &&
+               strcmp(in->layer_moe[end], in->layer_moe[first]) == 0)
+            end++;
+        cli_outf("%s %d", first == 0 ? "" : ",", (int)first);
+        if (end - first > 1)
+            cli_outf("-%d", (int)end - 1);
+        cli_outf(" %s/%s", layer_kind(in->layer_ratios[first]), in->layer_moe[first]);
+    }
+    cli_out("\n", 1);
+}
+
+static void print_groups(const tamis_inspection *in)
+{
+    size_t name_width = 5, dtype_width = 6;
+    for (int32_t i = 0; i < in->n_groups; i++) {
+        const size_t name = strlen(in->groups[i].name), dtype = strlen(in->groups[i].dtype);
+        name_width = name > name_width ? name : name_width;
+        dtype_width = dtype > dtype_width ? dtype : dtype_width;
+    }
+    cli_outf("\n%-*s  %-*s  %7s  %15s  %15s\n", (int)name_width, "group", (int)dtype_width, "format",
+             "tensors", "parameters", "bytes");
+    for (int32_t i = 0; i < in->n_groups; i++) {
+        const tamis_tensor_group *g = &in->groups[i];
+        cli_outf("%-*s  %-*s  %7lld  %15lld  %15llu%s\n", (int)name_width, g->name, (int)dtype_width,
+                 g->dtype, (long long)g->n_tensors, (long long)g->n_params,
+                 (unsigned long long)g->bytes, g->is_used ? "" : "  not run");
+    }
+    cli_outf("%-*s  %-*s  %7lld  %15lld  %15llu\n\n", (int)name_width, "total", (int)dtype_width, "",
+             (long long)in->n_tensors, (long long)in->n_params, (unsigned long long)in->tensor_bytes);
+}
+
+static void print_unused(const tamis_inspection *in)
+{
+    cli_outf("not run     %d tensor%s\n", (int)in->n_unused, in->n_unused == 1 ? "" : "s");
+    for (int32_t i = 0; i < in->n_unused; i++) {
+        cli_out("  ", 2);
+        cli_out(in->unused[i], strlen(in->unused[i]));
+        cli_out("\n", 1);
+    }
+}
+
+static void print_text(const tamis_inspection *in)
+{
+    const tamis_model_info *info = in->info;
+    char mapped[CLI_SIZE_BYTES], widened[CLI_SIZE_BYTES];
+    cli_outf("family      %s, profile %s\n", info->family, info->profile);
+    cli_outf("shape       vocabulary %d, hidden size %d, context at most %d\n",
+             (int)info->vocab_size, (int)info->hidden_size, (int)info->max_position_embeddings);
+    print_layers(in);
+    if (info->has_index_cache)
+        cli_outf("index       some layers reuse the top-k of an earlier one\n");
+    print_groups(in);
+    cli_outf("KV cache    %llu bytes per token bf16, %llu f32, all layers\n",
+             (unsigned long long)in->kv_bytes_per_token_bf16,
+             (unsigned long long)in->kv_bytes_per_token_f32);
+    cli_outf("rings       %llu bytes per sequence bf16, %llu f32\n",
+             (unsigned long long)in->ring_bytes_bf16, (unsigned long long)in->ring_bytes_f32);
+    cli_outf("weights     %s used in place, %s widened at load\n",
+             cli_format_size(info->weight_bytes_mapped, mapped),
+             cli_format_size(info->weight_bytes_widened, widened));
+    print_unused(in);
+}
+
+/* ---------------------------------------------------------------- JSON */
+
+static json_t *integer(uint64_t value) { return json_integer((json_int_t)value); }
+
+static json_t *layers_json(const tamis_inspection *in)
+{
+    json_t *array = json_array();
+    for (int32_t i = 0; i < in->info->num_hidden_layers; i++)
+        json_array_append_new(array, json_pack("{s:s, s:i, s:s}", "kind",
+                                               layer_kind(in->layer_ratios[i]), "compress_ratio",
+                                               (int)in->layer_ratios[i], "routing",
+                                               in->layer_moe[i]));
+    return array;
+}
+
+static json_t *groups_json(const tamis_inspection *in)
+{
+    json_t *array = json_array();
+    for (int32_t i = 0; i < in->n_groups; i++) {
+        const tamis_tensor_group *g = &in->groups[i];
+        json_array_append_new(array, json_pack("{s:s, s:s, s:I, s:I, s:o, s:b}", "name", g->name,
+                                               "format", g->dtype, "tensors",
+                                               (json_int_t)g->n_tensors, "parameters",
+                                               (json_int_t)g->n_params, "bytes", integer(g->bytes),
+                                               "is_used", (int)g->is_used));
+    }
+    return array;
+}
+
+static json_t *unused_json(const tamis_inspection *in)
+{
+    json_t *array = json_array();
+    for (int32_t i = 0; i < in->n_unused; i++)
+        json_array_append_new(array, json_string(in->unused[i]));
+    return array;
+}
+
+static void print_json(const tamis_inspection *in)
+{
+    const tamis_model_info *info = in->info;
+    json_t *object = json_object();
+    json_object_set_new(object, "family", json_string(info->family));
+    json_object_set_new(object, "profile", json_string(info->profile));
+    json_object_set_new(object, "vocab_size", json_integer(info->vocab_size));
+    json_object_set_new(object, "hidden_size", json_integer(info->hidden_size));
+    json_object_set_new(object, "max_position_embeddings",
+                        json_integer(info->max_position_embeddings));
+    json_object_set_new(object, "has_index_cache", json_boolean(info->has_index_cache));
+    json_object_set_new(object, "layers", layers_json(in));
+    json_object_set_new(object, "groups", groups_json(in));
+    json_object_set_new(object, "tensors", json_integer(in->n_tensors));
+    json_object_set_new(object, "parameters", json_integer(in->n_params));
+    json_object_set_new(object, "bytes", integer(in->tensor_bytes));
+    json_object_set_new(object, "weight_bytes_mapped", integer(info->weight_bytes_mapped));
+    json_object_set_new(object, "weight_bytes_widened", integer(info->weight_bytes_widened));
+    json_object_set_new(object, "kv_bytes_per_token_bf16", integer(in->kv_bytes_per_token_bf16));
+    json_object_set_new(object, "kv_bytes_per_token_f32", integer(in->kv_bytes_per_token_f32));
+    json_object_set_new(object, "ring_bytes_bf16", integer(in->ring_bytes_bf16));
+    json_object_set_new(object, "ring_bytes_f32", integer(in->ring_bytes_f32));
+    json_object_set_new(object, "unused", unused_json(in));
+    cli_out_json(object, 2);
+    json_decref(object);
+}
+
+int cli_cmd_inspect(const cli_args *args)
+{
+    tamis_model *model = NULL;
+    const tamis_inspection *in;
+    tamis_error err = {0};
+    tamis_status st = tamis_model_open(&model, cli_text(args, CLI_OPT_MODEL), &err);
+    if (st == TAMIS_STATUS_OK)
+        st = tamis_model_inspect(model, &in, &err);
+    if (st != TAMIS_STATUS_OK) {
+        cli_fail(cli_exit_code_of_model(st), "%s", err.text);
+        tamis_model_close(&model);
+        return cli_exit_code_of_model(st);
+    }
+    if (cli_has(args, CLI_OPT_JSON))
+        print_json(in);
+    else
+        print_text(in);
+    tamis_model_close(&model);
+    return CLI_EXIT_OK;
+}

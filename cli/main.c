@@ -1,0 +1,104 @@
+/* tamis: finds the command, parses its options, runs it. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <tamis/base.h>
+
+#include "args.h"
+#include "commands.h"
+#include "help.h"
+#include "interrupt.h"
+#include "message.h"
+#include "output.h"
+#include "suggest.h"
+
+static int (*const run_command[CLI_NUM_COMMANDS])(const cli_args *) = {
+    [CLI_GENERATE] = cli_cmd_generate, [CLI_LOGITS] = cli_cmd_logits,   [CLI_PPL] = cli_cmd_ppl,
+    [CLI_TOKENIZE] = cli_cmd_tokenize, [CLI_INSPECT] = cli_cmd_inspect,
+};
+
+/*
+ * A file opened later must not become descriptor 0, 1 or 2. A missing one is replaced by one that
+ * fails when used: standard input opened for writing only, the others for reading only.
+ */
+static void fill_standard_descriptors(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
+            return;
+}
+
+static int finish_stdout(void)
+{
+    if (fflush(stdout) == 0 && ferror(stdout) == 0)
+        return CLI_EXIT_OK;
+    return cli_fail(CLI_EXIT_RUN, "standard output: it cannot be written");
+}
+
+static int unknown_command(const char *name)
+{
+    const char *near = cli_suggest_command(name);
+    if (near != NULL)
+        cli_fail(CLI_EXIT_USAGE, "unknown command '%s'; did you mean '%s'?", name, near);
+    else
+        cli_fail(CLI_EXIT_USAGE, "unknown command '%s'", name);
+    cli_help_usage(stderr);
+    return CLI_EXIT_USAGE;
+}
+
+static int help(int argc, char **argv)
+{
+    if (argc == 0) {
+        cli_help_general(stdout);
+        return finish_stdout();
+    }
+    const int command = cli_command_find(argv[0]);
+    if (command < 0)
+        return unknown_command(argv[0]);
+    cli_help_command(stdout, (cli_command_id)command);
+    return finish_stdout();
+}
+
+static void pass_on_log(tamis_log_level level, const char *text, void *user)
+{
+    (void)user;
+    if (level == TAMIS_LOG_WARNING)
+        cli_info("warning: %s", text);
+}
+
+static int run(int id, int argc, char **argv)
+{
+    static cli_args args;
+    tamis_error err = {0};
+    const int code = cli_args_parse(&args, (cli_command_id)id, argc, argv);
+    if (code != CLI_EXIT_OK)
+        return code;
+    if (args.wants_help)
+        return help(1, (char *[]){(char *)cli_commands[id].name});
+    if (tamis_cpu_check_environment(&err) != TAMIS_STATUS_OK)
+        return cli_fail(CLI_EXIT_USAGE, "%s", err.text);
+    cli_message_set_quiet(cli_has(&args, CLI_OPT_QUIET));
+    tamis_log_set(pass_on_log, NULL);
+    return cli_out_finish(run_command[id](&args));
+}
+
+int main(int argc, char **argv)
+{
+    fill_standard_descriptors();
+    cli_interrupt_install();
+    if (argc < 2) {
+        cli_help_usage(stderr);
+        return CLI_EXIT_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
+        return help(argc - 2, argv + 2);
+    if (strcmp(word, "version") == 0 || strcmp(word, "--version") == 0) {
+        printf("tamis %s\n", TAMIS_VERSION);
+        return finish_stdout();
+    }
+    const int command = cli_command_find(word);
+    return command < 0 ? unknown_command(word) : run(command, argc - 2, argv + 2);
+}

@@ -1,0 +1,196 @@
+#include "options.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+#define G (1u << CLI_GENERATE)
+#define L (1u << CLI_LOGITS)
+#define P (1u << CLI_PPL)
+#define T (1u << CLI_TOKENIZE)
+#define I (1u << CLI_INSPECT)
+#define MAX_INT 2147483647.0
+
+/* clang-format off */
+const cli_command cli_commands[CLI_NUM_COMMANDS] = {
+    [CLI_GENERATE] = {
+        "generate", "-m DIR (-p TEXT | -f FILE | --ids FILE) [options]",
+        "continue a prompt; the new text goes to standard output as it comes",
+        "  tamis generate -m models/demo -p 'In the beginning God' -n 64 --temp 0\n"
+        "  tamis generate -m models/demo -f prompt.txt -n 200 --temp 0.7 --top-p 0.95 --seed 1\n"
+        "  tamis generate -m models/demo --ids ids.txt -n 16 --print-ids\n"},
+    [CLI_LOGITS] = {
+        "logits", "-m DIR --ids FILE -o OUT.npy [options]",
+        "write the logits of given token ids as float32 [n, vocabulary] to a .npy file",
+        "  tamis logits -m models/demo --ids ids.txt -o logits.npy --kv-cache-dtype f32\n"
+        "  tamis logits -m models/demo --ids ids.txt --positions last -o last.npy\n"},
+    [CLI_PPL] = {
+        "ppl", "-m DIR (-f FILE | --ids FILE) [options]",
+        "measure how well the model predicts a text: nats per token, bits per byte",
+        "  tamis ppl -m models/demo -f models/demo/valid.txt\n"
+        "  tamis ppl -m models/demo -f text.txt --window 512 --json\n"},
+    [CLI_TOKENIZE] = {
+        "tokenize", "-m DIR [-p TEXT | -f FILE] [options]",
+        "turn text into token ids, or ids into text; reads standard input unless -p or -f is given",
+        "  tamis tokenize -m models/demo -p 'And it came to pass'\n"
+        "  echo 12 34 56 | tamis tokenize -m models/demo --decode\n"
+        "  tamis tokenize -m models/demo --json < texts.jsonl > ids.jsonl\n"},
+    [CLI_INSPECT] = {
+        "inspect", "DIR [options]",
+        "list what a model folder holds: layers, formats, parameters, cache bytes per token",
+        "  tamis inspect models/demo\n"
+        "  tamis inspect models/demo --json\n"},
+};
+
+static const char *const kv_cache_dtypes[] = {"bf16", "f32", NULL};
+
+const cli_option cli_options[CLI_NUM_OPTIONS] = {
+    [CLI_OPT_MODEL] = {"model", {"-m"}, "Input", "DIR",
+        "model folder: config.json, model.safetensors or its index, tokenizer.json", NULL,
+        CLI_KIND_TEXT, .commands = G | L | P | T | I, .required = G | L | P | T | I},
+    [CLI_OPT_PROMPT] = {"prompt", {"-p"}, "Input", "TEXT", "the text itself", NULL,
+        CLI_KIND_TEXT, CLI_GROUP_INPUT, .commands = G | T},
+    [CLI_OPT_FILE] = {"file", {"-f"}, "Input", "FILE",
+        "text from a file, every byte of it (-: standard input)", NULL,
+        CLI_KIND_TEXT, CLI_GROUP_INPUT, .commands = G | P | T},
+    [CLI_OPT_IDS] = {"ids", {NULL}, "Input", "FILE",
+        "token ids, integers between white space, taken as they are (-: standard input)", NULL,
+        CLI_KIND_TEXT, CLI_GROUP_INPUT, .commands = G | L | P, .required = L},
+
+    [CLI_OPT_MAX_TOKENS] = {"max-tokens", {"-n", "--n-predict"}, "Generation", "N",
+        "new tokens at most; -1: until the context is full", "128",
+        CLI_KIND_INT, .commands = G, .min = -1, .max = MAX_INT},
+    [CLI_OPT_STOP] = {"stop", {NULL}, "Generation", "S",
+        "end before this string appears in the text; may be repeated", NULL,
+        CLI_KIND_TEXTS, .commands = G},
+    [CLI_OPT_IGNORE_EOS] = {"ignore-eos", {NULL}, "Generation", NULL,
+        "go on after an end-of-text token", NULL, CLI_KIND_FLAG, .commands = G},
+
+    [CLI_OPT_TEMP] = {"temp", {"--temperature"}, "Sampling", "T",
+        "temperature; 0: always the most likely token", "the model's generation_config.json",
+        CLI_KIND_REAL, .commands = G, .min = 0, .max = 1000},
+    [CLI_OPT_TOP_K] = {"top-k", {NULL}, "Sampling", "K",
+        "keep the K most likely tokens; 0: all", "the model's",
+        CLI_KIND_INT, .commands = G, .min = 0, .max = MAX_INT},
+    [CLI_OPT_TOP_P] = {"top-p", {NULL}, "Sampling", "P",
+        "keep the most likely tokens that together reach P; 1: all", "the model's",
+        CLI_KIND_REAL, .commands = G, .min = 0, .max = 1},
+    [CLI_OPT_MIN_P] = {"min-p", {NULL}, "Sampling", "P",
+        "keep tokens with at least P times the probability of the best; 0: all", "the model's",
+        CLI_KIND_REAL, .commands = G, .min = 0, .max = 1},
+    [CLI_OPT_SEED] = {"seed", {"-s"}, "Sampling", "N",
+        "the same seed gives the same text, at any thread count", "random, printed",
+        CLI_KIND_SEED, .commands = G},
+
+    [CLI_OPT_POSITIONS] = {"positions", {NULL}, "Output", "all|last|FILE",
+        "which rows to write, in this order; a file holds integers from 0", "all",
+        CLI_KIND_TEXT, .commands = L},
+    [CLI_OPT_OUTPUT] = {"output", {"-o"}, "Output", "OUT.npy",
+        "the file to write; it appears under its name only when it is complete", NULL,
+        CLI_KIND_TEXT, .commands = L, .required = L},
+    [CLI_OPT_WINDOW] = {"window", {NULL}, "Measure", "N",
+        "measure N tokens at a time, each window behind a beginning-of-text token not counted in N",
+        "1024, at most --max-model-len", CLI_KIND_INT, .commands = P, .min = 2, .max = MAX_INT},
+    [CLI_OPT_DECODE] = {"decode", {NULL}, "Conversion", NULL,
+        "the input is ids, the output is text", NULL, CLI_KIND_FLAG, .commands = T},
+    [CLI_OPT_ADD_BOS] = {"add-bos", {NULL}, "Conversion", NULL,
+        "put the beginning-of-text id in front", NULL, CLI_KIND_FLAG, .commands = T},
+    [CLI_OPT_PLAIN] = {"plain", {NULL}, "Conversion", NULL,
+        "read special tokens inside the text as ordinary text", NULL,
+        CLI_KIND_FLAG, .commands = T},
+    [CLI_OPT_PRINT_IDS] = {"print-ids", {NULL}, "Output", NULL,
+        "print the new token ids instead of text", NULL, CLI_KIND_FLAG, .commands = G},
+    [CLI_OPT_JSON] = {"json", {NULL}, "Output", NULL,
+        "JSON for programs (tokenize: one object per line in, one per line out)", NULL,
+        CLI_KIND_FLAG, .commands = G | P | T | I},
+
+    [CLI_OPT_THREADS] = {"threads", {"-t"}, "Engine", "N",
+        "threads; the results do not depend on it", "CPUs online, at most 64",
+        CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = 256},
+    [CLI_OPT_MAX_MODEL_LEN] = {"max-model-len", {"-c", "--ctx-size"}, "Engine", "N",
+        "context length in tokens, for which memory is reserved", "what the run needs",
+        CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = MAX_INT},
+    [CLI_OPT_MAX_NUM_BATCHED_TOKENS] = {"max-num-batched-tokens", {"-ub", "--ubatch-size"}, "Engine",
+        "N", "tokens per step; the results do not depend on it", "512",
+        CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = MAX_INT},
+    [CLI_OPT_KV_CACHE_DTYPE] = {"kv-cache-dtype", {NULL}, "Engine", "TYPE",
+        "number format of cached keys and values: bf16 or f32", "bf16",
+        CLI_KIND_CHOICE, .commands = G | L | P, .choices = kv_cache_dtypes},
+    [CLI_OPT_MEMORY_LIMIT] = {"memory-limit", {NULL}, "Engine", "SIZE",
+        "refuse to take more than this: 800MiB, 12GiB, or bytes", "what the system has available",
+        CLI_KIND_SIZE, .commands = G | L | P},
+    [CLI_OPT_QUIET] = {"quiet", {"-q"}, "Engine", NULL,
+        "nothing on standard error but errors", NULL, CLI_KIND_FLAG, .commands = G | L | P | T | I},
+};
+/* clang-format on */
+
+void cli_option_env_name(const cli_option *option, char name[CLI_ENV_NAME_BYTES])
+{
+    snprintf(name, CLI_ENV_NAME_BYTES, "TAMIS_%s", option->name);
+    for (char *c = name; *c != '\0'; c++)
+        *c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
+}
+
+static bool is_word(const char *name, const char *word, size_t bytes)
+{
+    return name != NULL && strlen(name) == bytes && memcmp(name, word, bytes) == 0;
+}
+
+int cli_option_find(const char *word, size_t bytes)
+{
+    for (int id = 0; id < CLI_NUM_OPTIONS; id++) {
+        if (bytes > 2 && memcmp(word, "--", 2) == 0 &&
+            is_word(cli_options[id].name, word + 2, bytes - 2))
+            return id;
+        for (int i = 0; i < CLI_MAX_NAMES; i++)
+            if (is_word(cli_options[id].other[i], word, bytes))
+                return id;
+    }
+    return -1;
+}
+
+int cli_command_find(const char *name)
+{
+    for (int id = 0; id < CLI_NUM_COMMANDS; id++)
+        if (strcmp(cli_commands[id].name, name) == 0)
+            return id;
+    return -1;
+}
+
+static void describe_choices(const cli_option *option, char *text, size_t bytes)
+{
+    size_t used = 0;
+    for (int i = 0; option->choices[i] != NULL && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s", i == 0 ? "" : " or ",
+                                 option->choices[i]);
+}
+
+void cli_option_describe_allowed(const cli_option *option, char *text, size_t bytes)
+{
+    switch (option->kind) {
+    case CLI_KIND_INT:
+        snprintf(text, bytes, "an integer from %.0f to %.0f", option->min, option->max);
+        break;
+    case CLI_KIND_SEED:
+        snprintf(text, bytes, "an integer from 0 to 9223372036854775807");
+        break;
+    case CLI_KIND_REAL:
+        snprintf(text, bytes, "a number from %g to %g", option->min, option->max);
+        break;
+    case CLI_KIND_SIZE:
+        snprintf(text, bytes, "bytes, or a number with KiB, MiB, GiB or TiB, such as 1.5GiB");
+        break;
+    case CLI_KIND_CHOICE:
+        describe_choices(option, text, bytes);
+        break;
+    case CLI_KIND_FLAG:
+        snprintf(text, bytes, "1 or 0");
+        break;
+    case CLI_KIND_TEXT:
+        snprintf(text, bytes, "a text");
+        break;
+    case CLI_KIND_TEXTS:
+        snprintf(text, bytes, "a text that is not empty");
+        break;
+    }
+}

@@ -1,0 +1,10 @@
+/* The short block on standard error before a run: what will run, how, and what it takes. */
+#ifndef CLI_REPORT_H
+#define CLI_REPORT_H
+
+#include "run_engine.h"
+
+void cli_report(const cli_engine *engine, const tamis_session_params *params,
+                const tamis_memory_plan *plan);
+
+#endif
