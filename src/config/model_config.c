@@ -45,13 +45,13 @@ static tamis_status check_family(const tamis_config_object *root)
     if (architecture == NULL && type == NULL)
         return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, "model_type", NULL, "%s",
                                    family_name);
+    if (type != NULL && strcmp(type, family_name) != 0)
+        return tamis_config_refuse(root, TAMIS_STATUS_UNSUPPORTED, "model_type",
+                                   tamis_config_get(root, "model_type"), "%s", family_name);
     if (architecture != NULL && strcmp(architecture, family_architecture) != 0)
         return tamis_config_refuse(root, TAMIS_STATUS_UNSUPPORTED, "architectures[0]",
                                    json_array_get(tamis_config_get(root, "architectures"), 0),
                                    "%s (model_type %s)", family_architecture, family_name);
-    if (type != NULL && strcmp(type, family_name) != 0)
-        return tamis_config_refuse(root, TAMIS_STATUS_UNSUPPORTED, "model_type",
-                                   tamis_config_get(root, "model_type"), "%s", family_name);
     return TAMIS_STATUS_OK;
 }
 

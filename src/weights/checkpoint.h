@@ -7,27 +7,15 @@
 #ifndef TAMIS_WEIGHTS_CHECKPOINT_H
 #define TAMIS_WEIGHTS_CHECKPOINT_H
 
-#include "core/file_map.h"
-#include "tamis/base.h"
-
-#define TAMIS_MAX_RANK 8
-
-typedef struct tamis_tensor {
-    const char *name;
-    tamis_dtype dtype;
-    int32_t rank;
-    int64_t shape[TAMIS_MAX_RANK];
-    const uint8_t *data; /* in the mapping */
-    uint64_t bytes;
-    int32_t file_idx;
-    bool is_used;        /* set by whoever binds it to a weight */
-} tamis_tensor;
+#include "weights/safetensors.h"
 
 typedef struct tamis_checkpoint tamis_checkpoint;
 
 /*
- * Opens and checks every header: length, JSON, dtypes, begin <= end <= file, size = elements x width,
- * no overlap, no duplicates, shard names without '/' or '..', every tensor of the index in its shard.
+ * Opens and checks every header: what safetensors.h says, and that the tensors of a file lie without
+ * overlap or gap up to its end, that no name occurs twice in the folder, that shard names have no
+ * '/' and no '..', that every tensor of the index is in its shard. Tensors of a shard that the index
+ * does not name count like the others.
  * errors: IO, FORMAT (file, tensor, value seen and allowed), UNSUPPORTED (dtype), NO_MEMORY
  */
 tamis_status tamis_checkpoint_open(tamis_checkpoint **out, const char *dir, tamis_error *err);
@@ -38,16 +26,8 @@ int32_t tamis_checkpoint_num_tensors(const tamis_checkpoint *checkpoint);
 tamis_tensor *tamis_checkpoint_tensor(tamis_checkpoint *checkpoint, int32_t i);
 /* NULL if there is none. */
 tamis_tensor *tamis_checkpoint_find(tamis_checkpoint *checkpoint, const char *name);
+/* The folder as given to open. */
+const char *tamis_checkpoint_dir(const tamis_checkpoint *checkpoint);
 const char *tamis_checkpoint_file_name(const tamis_checkpoint *checkpoint, int32_t file_idx);
-
-/*
- * The header parser alone (fuzz target): calls visit for every tensor in header order.
- * data_bytes: bytes after the header.
- */
-typedef tamis_status (*tamis_tensor_visit_fn)(void *user, const tamis_tensor *tensor,
-                                              uint64_t begin, tamis_error *err);
-tamis_status tamis_safetensors_parse_header(const char *file_name, const uint8_t *file, size_t file_bytes,
-                                            tamis_tensor_visit_fn visit, void *user,
-                                            tamis_error *err);
 
 #endif
