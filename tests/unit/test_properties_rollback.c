@@ -1,0 +1,137 @@
+/*
+ * Rolling back by every amount up to the limit and going on, with the same tokens or with others,
+ * gives the bits of a straight run; below the limit it is refused and nothing changes.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "support/property.h"
+
+enum { LEN = 300 };
+
+static float *take_rows(int32_t n, int32_t vocab)
+{
+    float *rows = calloc((size_t)n * (size_t)vocab + 1, sizeof *rows);
+    assert_non_null(rows);
+    return rows;
+}
+
+/* From length len: back by 1, 2, ... to the floor, each time replayed up to len again. */
+static void check_replays(test_engine *engine, const int32_t *ids, const float *straight,
+                          int32_t len, int32_t max_rollback, const char *where)
+{
+    const int32_t vocab = engine->info->vocab_size, seq = test_seq_new(engine);
+    test_feed(engine, seq, ids, len, 0, NULL);
+    const int32_t floor = tamis_seq_rollback_floor(engine->session, seq);
+    assert_true(floor <= (len > max_rollback ? len - max_rollback : 0));
+    float *seen = take_rows(len - floor, vocab);
+    for (int32_t back = 1; back <= len - floor; back++) {
+        test_seq_rollback(engine, seq, len - back);
+        assert_int_equal(tamis_seq_rollback_floor(engine->session, seq), floor);
+        test_feed(engine, seq, ids + len - back, back, back % 3 == 0 ? 0 : back % 3, seen);
+        test_assert_same_bits(seen, straight + (int64_t)(len - back) * vocab, back, vocab, where);
+    }
+    /* and on from there */
+    test_feed(engine, seq, ids + len, LEN - len < 10 ? LEN - len : 10, 1, seen);
+    test_assert_same_bits(seen, straight + (int64_t)len * vocab, LEN - len < 10 ? LEN - len : 10,
+                          vocab, where);
+    free(seen);
+    test_seq_drop(engine, seq);
+}
+
+/* Rollback at single-token steps: what speculative decoding will do. */
+static void check_other_tokens(test_engine *engine, const int32_t *ids, const int32_t *others,
+                               int32_t len, int32_t back, const char *where)
+{
+    const int32_t vocab = engine->info->vocab_size, n = back + 5;
+    int32_t *clean = malloc((size_t)(len + 5) * sizeof *clean);
+    assert_non_null(clean);
+    memcpy(clean, ids, (size_t)(len - back) * sizeof *clean);
+    memcpy(clean + len - back, others, (size_t)n * sizeof *clean);
+    float *expected = test_logits_of(engine, clean, len + 5, 0), *seen = take_rows(n, vocab);
+    const int32_t seq = test_seq_new(engine);
+    test_feed(engine, seq, ids, len - back, 0, NULL);
+    test_feed(engine, seq, ids + len - back, back, 1, NULL);
+    test_seq_rollback(engine, seq, len - back);
+    test_feed(engine, seq, others, n, 1, seen);
+    test_assert_same_bits(seen, expected + (int64_t)(len - back) * vocab, n, vocab, where);
+    test_seq_drop(engine, seq);
+    free(seen);
+    free(expected);
+    free(clean);
+}
+
+static void check_refusals(test_engine *engine, const int32_t *ids, const float *straight,
+                           const char *where)
+{
+    const int32_t vocab = engine->info->vocab_size, seq = test_seq_new(engine), len = 257;
+    tamis_error err;
+    test_feed(engine, seq, ids, len, 0, NULL);
+    const int32_t floor = tamis_seq_rollback_floor(engine->session, seq);
+    assert_int_equal(tamis_seq_rollback(engine->session, seq, len + 1, &err), TAMIS_STATUS_INVALID);
+    if (floor > 1)
+        assert_int_equal(tamis_seq_rollback(engine->session, seq, floor - 1, &err),
+                         TAMIS_STATUS_LIMIT);
+    assert_int_equal(tamis_seq_len(engine->session, seq), len);
+    float *seen = take_rows(len, vocab);
+    test_feed(engine, seq, ids + len, 3, 1, seen); /* nothing changed */
+    test_assert_same_bits(seen, straight + (int64_t)len * vocab, 3, vocab, where);
+    test_seq_rollback(engine, seq, 0); /* always allowed */
+    test_feed(engine, seq, ids, len, 0, seen);
+    test_assert_same_bits(seen, straight, len, vocab, where);
+    free(seen);
+    test_seq_drop(engine, seq);
+}
+
+static void check_rollback(const char *dir, tamis_dtype dtype, int32_t max_rollback)
+{
+    /* around closings of ratio 4 and 128, inside the window, at a block border, and long after */
+    static const int32_t lengths[] = {9, 40, 127, 128, 131, 255, 256, 257, 290};
+    int32_t *ids = test_prompt(dir);
+    tamis_session_params params = test_session_params(dtype, LEN);
+    params.max_rollback = max_rollback;
+    test_engine engine = test_engine_open(dir, &params);
+    int32_t *others = test_shifted(ids, 64, 31, engine.info->vocab_size);
+    float *straight = test_logits_of(&engine, ids, LEN, 0);
+    const char *where = test_where(dir, dtype, "max_rollback", max_rollback);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        check_replays(&engine, ids, straight, lengths[i], max_rollback, where);
+        const int32_t most = lengths[i] < max_rollback ? lengths[i] : max_rollback;
+        check_other_tokens(&engine, ids, others, lengths[i], most, where);
+        check_other_tokens(&engine, ids, others, lengths[i], 1 + (int32_t)i % most, where);
+    }
+    check_refusals(&engine, ids, straight, where);
+    free(straight);
+    free(others);
+    test_engine_close(&engine);
+    free(ids);
+}
+
+static void check_default_limit(const char *dir, tamis_dtype dtype)
+{
+    check_rollback(dir, dtype, 8);
+}
+static void test_rollback_8(void **state)
+{
+    (void)state;
+    test_every_folder(check_default_limit);
+}
+
+static void check_larger_limit(const char *dir, tamis_dtype dtype) { check_rollback(dir, dtype, 20); }
+static void test_rollback_20(void **state)
+{
+    (void)state;
+    test_every_folder(check_larger_limit);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rollback_8),
+        cmocka_unit_test(test_rollback_20),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
