@@ -47,9 +47,11 @@ typedef enum tamis_encode_mode {
 /**
  * Encode UTF-8 text. Nothing is put in front (no BOS).
  *
- * text may hold any bytes; bytes that are not UTF-8 are replaced by U+FFFD, one per maximal invalid part, first.
+ * text may hold any bytes; bytes that are not UTF-8 are first replaced by U+FFFD, one per maximal
+ * invalid part.
  * owner    *ids is allocated here (also for 0 ids); free it with tamis_ids_free. Untouched on error.
- * errors   NO_MEMORY
+ * errors   NO_MEMORY; LIMIT (more than 341 MiB of text, or a split pattern of the file that
+ *          backtracks without end on this text)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_tokenizer_encode(const tamis_tokenizer *tokenizer,
                                                                const char *text, size_t bytes,
@@ -91,23 +93,26 @@ TAMIS_API void tamis_stream_flush(tamis_stream *stream, const char **text, size_
 
 typedef struct tamis_stop tamis_stop;
 /**
- * Watch streamed text for n_strings stop strings (bytes; empty ones are INVALID; 0 strings is fine).
+ * Watch streamed text for n_strings stop strings (any bytes but NUL; empty ones are INVALID; 0
+ * strings is fine).
  * The strings are copied.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_stop_open(tamis_stop **out, const char *const *strings,
                                                         size_t n_strings, tamis_error *err);
 TAMIS_API void tamis_stop_close(tamis_stop **stop);
 /**
- * Add text; *out is what may be shown (valid until the next call): the longest suffix that could
- * still become a stop string is held back, also across calls. *hit is set when a stop string is
- * complete: the one that starts first in the text (of several at one place, the one given first)
- * ends the text, and neither it nor anything after it is shown, now or later.
+ * Add text; *out is what may be shown (*out_bytes, valid until the next call): the longest suffix
+ * that could still become a stop string is held back, also across calls. *hit is set as soon as a
+ * stop string is complete (of several that end at the same byte, the one that starts first); it
+ * ends the text: neither it nor anything after it is shown, now or later, and *hit stays set. How
+ * the text is cut into calls makes no difference.
+ * errors   NO_MEMORY (the text was not added; may be repeated)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_stop_push(tamis_stop *stop, const char *text,
                                                         size_t bytes, const char **out,
                                                         size_t *out_bytes, bool *hit,
                                                         tamis_error *err);
-/** What is held back (nothing after a hit). */
+/** What is held back (nothing after a hit); the matcher holds nothing afterwards. */
 TAMIS_API void tamis_stop_flush(tamis_stop *stop, const char **out, size_t *out_bytes);
 
 #ifdef __cplusplus

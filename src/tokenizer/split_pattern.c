@@ -6,9 +6,11 @@
 #include "core/mem.h"
 #include "tokenizer/utf8.h"
 
-/* The longest replacement of a source byte pair: "\w" outside a class. */
-#define WORD_CLASS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-enum { GROWTH = 20, MAX_PATTERN_BYTES = 16384, MAX_REPEAT_DIGITS = 4 };
+#define WORD_IN_CLASS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+/* By itself, not inside [...], \w also takes six number characters: so do Oniguruma's tables. */
+#define WORD_ALONE WORD_IN_CLASS "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
+/* \W grows most, from 2 bytes to 65. */
+enum { GROWTH = 36, MAX_PATTERN_BYTES = 16384, MAX_REPEAT_DIGITS = 4 };
 
 typedef struct translator {
     const char *at, *end;
@@ -122,9 +124,9 @@ static tamis_status translate_class_letter(translator *t, bool in_class)
     else if (c == 'd' || c == 'D') /* \p{Nd} in both */
         put(t, t->at, 2);
     else if (c == 'w')
-        put_text(t, in_class ? WORD_CLASS : "[" WORD_CLASS "]");
+        put_text(t, in_class ? WORD_IN_CLASS : "[" WORD_ALONE "]");
     else if (c == 'W' && !in_class)
-        put_text(t, "[^" WORD_CLASS "]");
+        put_text(t, "[^" WORD_ALONE "]");
     else
         return refuse(t, "\\W inside [...]");
     t->at += 2;
