@@ -10,7 +10,9 @@
 #define TAMIS_WEIGHTS_V4_WEIGHTS_H
 
 #include "config/model_config.h"
+#include "tamis/dsa.h"
 #include "weights/checkpoint.h"
+#include "weights/v4_names.h"
 
 /* One hyper-connection site; m = hc_mult. */
 typedef struct tamis_hc_weights {
@@ -46,12 +48,14 @@ typedef struct tamis_v4_weights {
     tamis_hc_weights hc_head;
     int32_t n_layers;
     tamis_v4_layer_weights *layers;
-    uint64_t mapped_bytes, widened_bytes;
+    uint64_t mapped_bytes;  /* of the tensors used in place */
+    uint64_t widened_bytes; /* what this object holds: f32 copies of vectors, and its tables */
 } tamis_v4_weights;
 
 /*
- * errors: FORMAT (missing tensor, shape or dtype: tensor, value seen and allowed), UNSUPPORTED,
- * NO_MEMORY. Marks what it binds as used.
+ * errors: FORMAT (missing tensor, shape, scales, an expert id out of range: file, tensor, value
+ * seen and allowed), UNSUPPORTED (a dtype that tamis does not run), NO_MEMORY.
+ * Marks what it binds as used. The checkpoint must outlive the weights.
  */
 tamis_status tamis_v4_weights_bind(tamis_v4_weights **out, tamis_checkpoint *checkpoint,
                                    const tamis_model_config *config, tamis_error *err);
@@ -69,8 +73,5 @@ typedef struct tamis_weight_fault {
 } tamis_weight_fault;
 bool tamis_v4_weights_find_fault(tamis_checkpoint *checkpoint, int32_t layer,
                                  tamis_weight_fault *out);
-
-/* Group of a tensor for inspection by its canonical name: "attention", "experts", "mtp", "unknown". */
-const char *tamis_v4_tensor_group(const char *name);
 
 #endif
