@@ -67,7 +67,8 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         "go on after an end-of-text token", NULL, CLI_KIND_FLAG, .commands = G},
 
     [CLI_OPT_TEMP] = {"temp", {"--temperature"}, "Sampling", "T",
-        "temperature; 0: always the most likely token", "the model's generation_config.json",
+        "temperature; 0: always the most likely token. The model's defaults are those of its "
+        "generation_config.json", "the model's",
         CLI_KIND_REAL, .commands = G, .min = 0, .max = 1000},
     [CLI_OPT_TOP_K] = {"top-k", {NULL}, "Sampling", "K",
         "keep the K most likely tokens; 0: all", "the model's",
@@ -112,7 +113,7 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = MAX_INT},
     [CLI_OPT_MAX_NUM_BATCHED_TOKENS] = {"max-num-batched-tokens", {"-ub", "--ubatch-size"}, "Engine",
         "N", "tokens per step; the results do not depend on it", "512",
-        CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = MAX_INT},
+        CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = 1048576},
     [CLI_OPT_KV_CACHE_DTYPE] = {"kv-cache-dtype", {NULL}, "Engine", "TYPE",
         "number format of cached keys and values: bf16 or f32", "bf16",
         CLI_KIND_CHOICE, .commands = G | L | P, .choices = kv_cache_dtypes},

@@ -1,0 +1,78 @@
+# ppl: the golden mean NLL, windows, bytes, JSON.
+. tests/cli/lib.sh
+
+# mean_nll and held-out figures of models/demo/golden.safetensors.
+mean_nll=3.846419557215298
+close_to() { # VALUE EXPECTED TOLERANCE
+    awk -v a="$1" -v b="$2" -v t="$3" 'BEGIN { d = a - b; exit !(a != "" && d <= t && -d <= t) }'
+}
+json() { # KEY: its number in the one-line object on standard output
+    sed -n "s/.*\"$1\": \([0-9.e-]*\).*/\1/p" "$work/out"
+}
+
+run tamis ppl -m $model --ids $data/golden-ids.txt --kv-cache-dtype f32 --json -q
+expect 0 out '{"nats_per_token": *, "bits_per_byte": *, "bytes": *, "perplexity": *, "tokens": 1023, "windows": 1, "window": 1024}
+' err ''
+expect_true "nats per token $(json nats_per_token), golden $mean_nll" \
+    close_to "$(json nats_per_token)" $mean_nll 1e-4
+nats=$(json nats_per_token)
+run tamis ppl -m $model --ids $data/golden-ids.txt --json -q -ub 100 -t 3
+expect_true "bf16 caches: $(json nats_per_token)" close_to "$(json nats_per_token)" $mean_nll 0.02
+
+# The same 1023 ids out of the text itself, in one window behind a BOS: the bytes of the text, with
+# and without the BOS spelled.
+head -n 64 $data/golden-ids.txt | tr '\n' ' ' | cut -d' ' -f2-1024 >"$work/rest"
+run tamis tokenize -m $model --decode -f "$work/rest"
+cp "$work/out" "$work/text"
+run tamis ppl -m $model -f "$work/text" --kv-cache-dtype f32 --json -q
+expect 0
+expect_true "from text: $(json nats_per_token), from ids: $nats" [ "$(json nats_per_token)" = "$nats" ]
+expect_true "bytes $(json bytes)" [ "$(json bytes)" = "$(wc -c <"$work/text" | tr -d ' ')" ]
+expect_true 'bits per byte' close_to "$(json bits_per_byte)" \
+    "$(awk -v n="$nats" -v b="$(json bytes)" 'BEGIN { print n * 1023 / log(2) / b }')" 1e-5
+cp "$work/out" "$work/plain"
+{
+    printf '<｜begin▁of▁sentence｜>'
+    cat "$work/text"
+} >"$work/spelled"
+run tamis ppl -m $model -f "$work/spelled" --kv-cache-dtype f32 --json -q
+expect 0 out_file "$work/plain"
+
+# Windows: N tokens behind a BOS each, so all are predicted; the default is 1024 or the context.
+run tamis ppl -m $model -f "$work/text" --window 100 --json -q
+expect 0 out '*"tokens": 1023, "windows": 11, "window": 100}*'
+cp "$work/out" "$work/w100"
+run tamis ppl -m $model -f "$work/text" --window 100 -ub 7 -t 1 --json -q
+expect 0 out_file "$work/w100"
+run tamis ppl -m $model -f "$work/text" -c 300 --json -q
+expect 0 out '*"tokens": 1023, "windows": 4, "window": 300}*'
+run tamis ppl -m $model -f "$work/text" --window 512
+expect 0 out 'nats per token *
+bits per byte  *
+perplexity     *
+tokens         1023 predicted, in 2 windows of 512
+' err '*model:*memory:*'
+run tamis ppl -m $model -f "$work/text" -c 300 --window 301
+expect 2 out '' err '*--window: longer than the context*'
+run tamis ppl -m $model -f "$work/text" --window 1
+expect 2 out '' err "*--window: value seen '1', allowed: an integer from 2*"
+
+# Without add_bos_token the first token of a window is given, not predicted.
+copy_model no_bos
+edit_model no_bos tokenizer_config.json 's/"add_bos_token": true/"add_bos_token": false/'
+run tamis ppl -m "$work/no_bos" -f "$work/text" --window 512 --json -q
+expect 0 out '*"tokens": 1021, "windows": 2, "window": 512}*'
+rm "$work/no_bos/tokenizer.json"
+run tamis ppl -m "$work/no_bos" --ids $data/golden-ids.txt --json -q
+expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 1023, "windows": 1, "window": 1024}
+'
+run tamis ppl -m "$work/no_bos" -f "$work/text"
+expect 2 out '' err '*-f: the model folder has no tokenizer.json*'
+
+: >"$work/empty"
+run tamis ppl -m $model -f "$work/empty" -q
+expect 1 out '' err '*the text has 0 tokens, allowed: at least 1*'
+run tamis ppl -m $model -f "$work/missing" -q
+expect 1 out '' err '*missing: No such file or directory*'
+
+done_testing
