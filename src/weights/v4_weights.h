@@ -13,6 +13,7 @@
 #include "tamis/dsa.h"
 #include "weights/checkpoint.h"
 #include "weights/v4_names.h"
+#include "weights/weight_fault.h"
 
 /* One hyper-connection site; m = hc_mult. */
 typedef struct tamis_hc_weights {
@@ -60,18 +61,5 @@ typedef struct tamis_v4_weights {
 tamis_status tamis_v4_weights_bind(tamis_v4_weights **out, tamis_checkpoint *checkpoint,
                                    const tamis_model_config *config, tamis_error *err);
 void tamis_v4_weights_free(tamis_v4_weights **weights);
-
-/*
- * Diagnosis after a NaN came up: looks through the used tensors of layer (-1: embedding, norm,
- * head) for FP8 NaN codes, E8M0 255 and NaN or infinite floats; fills name (of the tensor), element
- * and description ("E8M0 scale byte 255"). Slow; reads the whole layer. false: nothing found.
- */
-typedef struct tamis_weight_fault {
-    const char *tensor;
-    int64_t element;
-    const char *what;
-} tamis_weight_fault;
-bool tamis_v4_weights_find_fault(tamis_checkpoint *checkpoint, int32_t layer,
-                                 tamis_weight_fault *out);
 
 #endif
