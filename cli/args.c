@@ -9,7 +9,10 @@
 #include "message.h"
 #include "suggest.h"
 
-static const char *name_of(const cli_args *args) { return cli_commands[args->command].name; }
+static const char *name_of(const cli_args *args)
+{
+    return cli_commands[args->command].name;
+}
 
 static int usage_hint(const cli_args *args)
 {
@@ -70,9 +73,8 @@ static bool parse_size(cli_value *value)
     static const struct {
         const char *name;
         double bytes;
-    } units[] = {{"", 1.0},          {"B", 1.0},           {"KiB", 0x1p10}, {"K", 0x1p10},
-                 {"MiB", 0x1p20},    {"M", 0x1p20},        {"GiB", 0x1p30}, {"G", 0x1p30},
-                 {"TiB", 0x1p40},    {"T", 0x1p40}};
+    } units[] = {{"", 1.0},     {"B", 1.0},      {"KiB", 0x1p10}, {"K", 0x1p10},   {"MiB", 0x1p20},
+                 {"M", 0x1p20}, {"GiB", 0x1p30}, {"G", 0x1p30},   {"TiB", 0x1p40}, {"T", 0x1p40}};
     char *end;
     const double number = strtod(value->text, &end);
     if (!(value->text[0] >= '0' && value->text[0] <= '9'))

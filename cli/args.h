@@ -28,7 +28,10 @@ typedef struct cli_args {
 /* argv[0] is the first word after the command. Prints what is wrong; returns an exit code. */
 int cli_args_parse(cli_args *args, cli_command_id command, int argc, char **argv);
 
-static inline bool cli_has(const cli_args *args, cli_option_id id) { return args->value[id].is_set; }
+static inline bool cli_has(const cli_args *args, cli_option_id id)
+{
+    return args->value[id].is_set;
+}
 static inline const char *cli_text(const cli_args *args, cli_option_id id)
 {
     return args->value[id].text;

@@ -32,7 +32,7 @@ typedef struct generation {
     tamis_stream *stream; /* NULL: no tokenizer */
     tamis_stop *stop;
     int64_t max_tokens;
-    int32_t num_ids;      /* ids that may be drawn: 0 .. num_ids-1 */
+    int32_t num_ids; /* ids that may be drawn: 0 .. num_ids-1 */
     bool prints_ids, is_json, keeps_eos;
     finish_reason finish;
     int32_t eos_id; /* the one that ended it */
@@ -97,8 +97,9 @@ static int check_options(const generation *g)
 {
     const cli_args *args = g->args;
     if (g->engine.tokenizer == NULL && cli_has(args, CLI_OPT_STOP))
-        return cli_refuse(args, CLI_OPT_STOP, "the model folder has no tokenizer.json, so there is "
-                                              "no text to look for it in");
+        return cli_refuse(args, CLI_OPT_STOP,
+                          "the model folder has no tokenizer.json, so there is "
+                          "no text to look for it in");
     for (size_t i = 0; i < args->n_stops; i++)
         if (!is_utf8(args->stops[i]))
             return cli_refuse(args, CLI_OPT_STOP, "the string is not UTF-8");
@@ -128,20 +129,20 @@ static int read_prompt(generation *g)
 /* Context for the prompt and all new tokens; 4096 if their number is open. */
 static int open_session(generation *g)
 {
-    const int64_t n_new = cli_has(g->args, CLI_OPT_MAX_TOKENS)
-                              ? g->args->value[CLI_OPT_MAX_TOKENS].integer
-                              : 128;
+    const int64_t n_new =
+        cli_has(g->args, CLI_OPT_MAX_TOKENS) ? g->args->value[CLI_OPT_MAX_TOKENS].integer : 128;
     g->max_tokens = n_new < 0 ? INT64_MAX : n_new;
     const int64_t n_prompt = (int64_t)g->prompt.n;
     const int32_t context = cli_engine_context(&g->engine, n_new < 0 ? 4096 : n_prompt + n_new);
     if (n_prompt == 0)
         return cli_fail(CLI_EXIT_RUN, "the prompt has no tokens, allowed: at least 1");
     if (n_prompt > context || (n_prompt == context && n_new != 0))
-        return cli_fail(CLI_EXIT_RUN,
-                        "the prompt has %lld tokens, allowed: %d (context %d with room for one more; "
-                        "the model's maximum is %d, -c sets less or more up to it)",
-                        (long long)n_prompt, (int)(context - (n_new != 0)), (int)context,
-                        (int)g->engine.info->max_position_embeddings);
+        return cli_fail(
+            CLI_EXIT_RUN,
+            "the prompt has %lld tokens, allowed: %d (context %d with room for one more; "
+            "the model's maximum is %d, -c sets less or more up to it)",
+            (long long)n_prompt, (int)(context - (n_new != 0)), (int)context,
+            (int)g->engine.info->max_position_embeddings);
     const int32_t step_tokens = cli_engine_step_tokens(&g->engine, context, false);
     return cli_engine_open_session(&g->engine, context, step_tokens, 1);
 }
@@ -235,8 +236,9 @@ static int feed_prompt(generation *g)
     for (int32_t at = 0; at < n && !cli_interrupted();) {
         const int32_t left = n - at;
         const int32_t chunk = left < g->engine.step_tokens ? left : g->engine.step_tokens;
-        const int code = cli_engine_step(&g->engine, g->prompt.values + at, chunk,
-                                         chunk == left ? TAMIS_LOGITS_LAST : TAMIS_LOGITS_NONE, NULL);
+        const int code =
+            cli_engine_step(&g->engine, g->prompt.values + at, chunk,
+                            chunk == left ? TAMIS_LOGITS_LAST : TAMIS_LOGITS_NONE, NULL);
         if (code != CLI_EXIT_OK)
             return code;
         at += chunk;
@@ -307,7 +309,7 @@ static int run_steps(generation *g)
 
 static const char *finish_word(finish_reason reason)
 {
-    static const char *const words[] = {"error",  "eos",         "stop",        "length",
+    static const char *const words[] = {"error",   "eos",         "stop",         "length",
                                         "context", "interrupted", "output failed"};
     return words[reason];
 }
@@ -319,7 +321,8 @@ static void print_json(const generation *g)
         json_array_append_new(ids, json_integer(g->ids.values[i]));
     json_t *object = json_object();
     if (g->stream != NULL)
-        json_object_set_new(object, "text", json_stringn(g->text.n ? g->text.bytes : "", g->text.n));
+        json_object_set_new(object, "text",
+                            json_stringn(g->text.n ? g->text.bytes : "", g->text.n));
     json_object_set_new(object, "ids", ids);
     json_object_set_new(object, "finish_reason", json_string(finish_word(g->finish)));
     json_object_set_new(object, "prompt_tokens", json_integer((json_int_t)g->prompt.n));

@@ -88,9 +88,9 @@ int cli_parse_ints(const char *name, const char *text, size_t bytes, int64_t min
         int32_t value;
         if (!parse_int(text + at, end - at, min, max, &value))
             return cli_fail(CLI_EXIT_RUN,
-                            "%s:%zu: value seen '%.*s', allowed: an integer from %lld to %lld", name,
-                            line, (int)(end - at < 40 ? end - at : 40), text + at, (long long)min,
-                            (long long)max);
+                            "%s:%zu: value seen '%.*s', allowed: an integer from %lld to %lld",
+                            name, line, (int)(end - at < 40 ? end - at : 40), text + at,
+                            (long long)min, (long long)max);
         cli_ints_push(out, value);
         at = end;
     }

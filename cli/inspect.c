@@ -39,16 +39,17 @@ static void print_groups(const tamis_inspection *in)
         name_width = name > name_width ? name : name_width;
         dtype_width = dtype > dtype_width ? dtype : dtype_width;
     }
-    cli_outf("\n%-*s  %-*s  %7s  %15s  %15s\n", (int)name_width, "group", (int)dtype_width, "format",
-             "tensors", "parameters", "bytes");
+    cli_outf("\n%-*s  %-*s  %7s  %15s  %15s\n", (int)name_width, "group", (int)dtype_width,
+             "format", "tensors", "parameters", "bytes");
     for (int32_t i = 0; i < in->n_groups; i++) {
         const tamis_tensor_group *g = &in->groups[i];
-        cli_outf("%-*s  %-*s  %7lld  %15lld  %15llu%s\n", (int)name_width, g->name, (int)dtype_width,
-                 g->dtype, (long long)g->n_tensors, (long long)g->n_params,
+        cli_outf("%-*s  %-*s  %7lld  %15lld  %15llu%s\n", (int)name_width, g->name,
+                 (int)dtype_width, g->dtype, (long long)g->n_tensors, (long long)g->n_params,
                  (unsigned long long)g->bytes, g->is_used ? "" : "  not run");
     }
-    cli_outf("%-*s  %-*s  %7lld  %15lld  %15llu\n\n", (int)name_width, "total", (int)dtype_width, "",
-             (long long)in->n_tensors, (long long)in->n_params, (unsigned long long)in->tensor_bytes);
+    cli_outf("%-*s  %-*s  %7lld  %15lld  %15llu\n\n", (int)name_width, "total", (int)dtype_width,
+             "", (long long)in->n_tensors, (long long)in->n_params,
+             (unsigned long long)in->tensor_bytes);
 }
 
 static void print_unused(const tamis_inspection *in)
@@ -85,16 +86,19 @@ static void print_text(const tamis_inspection *in)
 
 /* ---------------------------------------------------------------- JSON */
 
-static json_t *integer(uint64_t value) { return json_integer((json_int_t)value); }
+static json_t *integer(uint64_t value)
+{
+    return json_integer((json_int_t)value);
+}
 
 static json_t *layers_json(const tamis_inspection *in)
 {
     json_t *array = json_array();
     for (int32_t i = 0; i < in->info->num_hidden_layers; i++)
-        json_array_append_new(array, json_pack("{s:s, s:i, s:s}", "kind",
-                                               layer_kind(in->layer_ratios[i]), "compress_ratio",
-                                               (int)in->layer_ratios[i], "routing",
-                                               in->layer_moe[i]));
+        json_array_append_new(array,
+                              json_pack("{s:s, s:i, s:s}", "kind", layer_kind(in->layer_ratios[i]),
+                                        "compress_ratio", (int)in->layer_ratios[i], "routing",
+                                        in->layer_moe[i]));
     return array;
 }
 
@@ -103,11 +107,11 @@ static json_t *groups_json(const tamis_inspection *in)
     json_t *array = json_array();
     for (int32_t i = 0; i < in->n_groups; i++) {
         const tamis_tensor_group *g = &in->groups[i];
-        json_array_append_new(array, json_pack("{s:s, s:s, s:I, s:I, s:o, s:b}", "name", g->name,
-                                               "format", g->dtype, "tensors",
-                                               (json_int_t)g->n_tensors, "parameters",
-                                               (json_int_t)g->n_params, "bytes", integer(g->bytes),
-                                               "is_used", (int)g->is_used));
+        json_array_append_new(array,
+                              json_pack("{s:s, s:s, s:I, s:I, s:o, s:b}", "name", g->name, "format",
+                                        g->dtype, "tensors", (json_int_t)g->n_tensors, "parameters",
+                                        (json_int_t)g->n_params, "bytes", integer(g->bytes),
+                                        "is_used", (int)g->is_used));
     }
     return array;
 }

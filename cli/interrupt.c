@@ -27,4 +27,7 @@ void cli_interrupt_install(void)
         sigaction(SIGINT, &action, NULL);
 }
 
-bool cli_interrupted(void) { return is_interrupted != 0; }
+bool cli_interrupted(void)
+{
+    return is_interrupted != 0;
+}

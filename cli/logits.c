@@ -20,8 +20,8 @@ typedef struct logits_run {
     cli_ints ids;
     wanted_row *rows; /* ascending positions; a position may come twice */
     size_t n_rows;
-    int32_t n_fed;    /* tokens up to the last wanted position */
-    uint8_t *mask;    /* [n_fed] 1: a logits row is wanted */
+    int32_t n_fed; /* tokens up to the last wanted position */
+    uint8_t *mask; /* [n_fed] 1: a logits row is wanted */
     cli_npy npy;
 } logits_run;
 
@@ -37,9 +37,8 @@ static int compare_rows(const void *a, const void *b)
 
 static int choose_positions(const logits_run *run, cli_ints *positions)
 {
-    const char *which = cli_has(run->args, CLI_OPT_POSITIONS)
-                            ? cli_text(run->args, CLI_OPT_POSITIONS)
-                            : "all";
+    const char *which =
+        cli_has(run->args, CLI_OPT_POSITIONS) ? cli_text(run->args, CLI_OPT_POSITIONS) : "all";
     const int32_t n = (int32_t)run->ids.n;
     if (strcmp(which, "all") != 0 && strcmp(which, "last") != 0)
         return cli_read_ints(which, 0, n - 1, positions);

@@ -7,8 +7,14 @@
 
 static bool is_quiet;
 
-void cli_message_set_quiet(bool quiet) { is_quiet = quiet; }
-bool cli_message_is_quiet(void) { return is_quiet; }
+void cli_message_set_quiet(bool quiet)
+{
+    is_quiet = quiet;
+}
+bool cli_message_is_quiet(void)
+{
+    return is_quiet;
+}
 
 void cli_info(const char *fmt, ...)
 {

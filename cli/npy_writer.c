@@ -24,7 +24,9 @@ static int write_header(cli_npy *npy, int64_t n_rows)
     memset(header + 10 + n, ' ', (size_t)(total - 10 - n));
     header[total - 1] = '\n';
     npy->header_bytes = total;
-    return fwrite(header, (size_t)total, 1, npy->file) == 1 ? CLI_EXIT_OK : cli_fail_errno(CLI_EXIT_RUN, npy->path);
+    return fwrite(header, (size_t)total, 1, npy->file) == 1
+               ? CLI_EXIT_OK
+               : cli_fail_errno(CLI_EXIT_RUN, npy->path);
 }
 
 static FILE *open_temporary(cli_npy *npy)
@@ -56,7 +58,8 @@ int cli_npy_write_row(cli_npy *npy, int64_t row, const float *values)
         fseeko(npy->file, npy->header_bytes + (off_t)row * (off_t)row_bytes, SEEK_SET) != 0)
         return cli_fail_errno(CLI_EXIT_RUN, npy->path);
     npy->next_row = row + 1;
-    return fwrite(values, row_bytes, 1, npy->file) == 1 ? CLI_EXIT_OK : cli_fail_errno(CLI_EXIT_RUN, npy->path);
+    return fwrite(values, row_bytes, 1, npy->file) == 1 ? CLI_EXIT_OK
+                                                        : cli_fail_errno(CLI_EXIT_RUN, npy->path);
 }
 
 int cli_npy_commit(cli_npy *npy)

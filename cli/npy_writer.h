@@ -12,10 +12,10 @@
 
 typedef struct cli_npy {
     FILE *file;
-    const char *path;  /* the caller's */
-    char *temp_path;   /* NULL: written directly */
+    const char *path; /* the caller's */
+    char *temp_path;  /* NULL: written directly */
     int64_t n_columns;
-    int64_t next_row;  /* where the file position is */
+    int64_t next_row; /* where the file position is */
     long header_bytes;
 } cli_npy;
 

@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define G (1u << CLI_GENERATE)
-#define L (1u << CLI_LOGITS)
-#define P (1u << CLI_PPL)
-#define T (1u << CLI_TOKENIZE)
-#define I (1u << CLI_INSPECT)
+#define G       (1u << CLI_GENERATE)
+#define L       (1u << CLI_LOGITS)
+#define P       (1u << CLI_PPL)
+#define T       (1u << CLI_TOKENIZE)
+#define I       (1u << CLI_INSPECT)
 #define MAX_INT 2147483647.0
 
 /* clang-format off */

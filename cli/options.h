@@ -58,11 +58,11 @@ typedef enum cli_option_id {
 typedef enum cli_option_kind {
     CLI_KIND_FLAG = 0,
     CLI_KIND_TEXT,
-    CLI_KIND_TEXTS,  /* may be repeated */
-    CLI_KIND_INT,    /* min .. max */
+    CLI_KIND_TEXTS, /* may be repeated */
+    CLI_KIND_INT,   /* min .. max */
     CLI_KIND_SEED,  /* 0 .. 2^63-1 */
-    CLI_KIND_REAL,   /* min .. max */
-    CLI_KIND_SIZE,   /* bytes, with an optional unit */
+    CLI_KIND_REAL,  /* min .. max */
+    CLI_KIND_SIZE,  /* bytes, with an optional unit */
     CLI_KIND_CHOICE
 } cli_option_kind;
 
@@ -77,7 +77,7 @@ typedef struct cli_option {
     const char *section;              /* heading in the help text */
     const char *metavar;              /* NULL: a flag */
     const char *help;
-    const char *default_text;         /* NULL: none worth a word */
+    const char *default_text; /* NULL: none worth a word */
     cli_option_kind kind;
     cli_option_group group;
     unsigned commands; /* bit per cli_command_id */

@@ -86,5 +86,11 @@ int cli_out_finish(int code)
     return code == CLI_EXIT_OK ? CLI_EXIT_RUN : code;
 }
 
-bool cli_out_is_terminal(void) { return isatty(STDOUT_FILENO) == 1; }
-bool cli_out_is_at_line_start(void) { return out.last == '\n'; }
+bool cli_out_is_terminal(void)
+{
+    return isatty(STDOUT_FILENO) == 1;
+}
+bool cli_out_is_at_line_start(void)
+{
+    return out.last == '\n';
+}

@@ -22,15 +22,15 @@
 typedef struct measurement {
     const cli_args *args;
     cli_engine engine;
-    cli_ints ids;      /* of the text, without BOS, or as given by --ids */
-    bool has_bos;      /* every window stands behind bos_id */
+    cli_ints ids; /* of the text, without BOS, or as given by --ids */
+    bool has_bos; /* every window stands behind bos_id */
     int32_t bos_id;
-    int64_t window;    /* ids per window */
+    int64_t window; /* ids per window */
     int64_t n_windows;
-    int64_t n_fed;     /* tokens so far */
+    int64_t n_fed; /* tokens so far */
     cli_progress progress;
     int64_t n_predicted;
-    uint64_t n_bytes;  /* of the predicted tokens' text */
+    uint64_t n_bytes; /* of the predicted tokens' text */
     double nats;
 } measurement;
 
@@ -54,7 +54,8 @@ static int text_bytes(const measurement *m, const int32_t *ids, size_t n, uint64
     return CLI_EXIT_OK;
 }
 
-/* Takes the BOS off the ids, since it goes in front of every window, and off the bytes if spelled. */
+/* Takes the BOS off the ids, since it goes in front of every window, and off the bytes if spelled.
+ */
 static int set_bos_apart(measurement *m, const cli_bos bos)
 {
     uint64_t bytes = 0;
@@ -83,8 +84,8 @@ static int read_text(measurement *m)
 
 static int read_ids(measurement *m)
 {
-    const int code = cli_read_ints(cli_text(m->args, CLI_OPT_IDS), 0,
-                                   m->engine.info->vocab_size - 1, &m->ids);
+    const int code =
+        cli_read_ints(cli_text(m->args, CLI_OPT_IDS), 0, m->engine.info->vocab_size - 1, &m->ids);
     return code == CLI_EXIT_OK ? text_bytes(m, m->ids.values, m->ids.n, &m->n_bytes) : code;
 }
 
@@ -92,7 +93,8 @@ static int read_input(measurement *m)
 {
     int code;
     if (cli_has(m->args, CLI_OPT_IDS) && cli_has(m->args, CLI_OPT_WINDOW))
-        return cli_refuse(m->args, CLI_OPT_WINDOW, "not together with --ids, which is one sequence");
+        return cli_refuse(m->args, CLI_OPT_WINDOW,
+                          "not together with --ids, which is one sequence");
     if (cli_has(m->args, CLI_OPT_IDS))
         code = read_ids(m);
     else
@@ -104,7 +106,8 @@ static int read_input(measurement *m)
     return code;
 }
 
-/* A window must fit the context; with a BOS its last id is not fed, so N tokens are fed either way. */
+/* A window must fit the context; with a BOS its last id is not fed, so N tokens are fed either way.
+ */
 static int choose_window(measurement *m, int32_t *context)
 {
     const int64_t n = (int64_t)m->ids.n;
@@ -117,8 +120,9 @@ static int choose_window(measurement *m, int32_t *context)
         window = *context;
     const int64_t longest = window < n ? window : n;
     if (longest > *context && is_given)
-        return cli_refuse(m->args, CLI_OPT_WINDOW, "longer than the context (-c, and the model's "
-                                                   "max_position_embeddings)");
+        return cli_refuse(m->args, CLI_OPT_WINDOW,
+                          "longer than the context (-c, and the model's "
+                          "max_position_embeddings)");
     if (longest > *context)
         return cli_fail(CLI_EXIT_RUN, "%zu ids, allowed: %d (the context length)", m->ids.n,
                         (int)*context);

@@ -1,4 +1,5 @@
-/* A progress bar on standard error: only on a terminal, only for work of more than half a second. */
+/* A progress bar on standard error: only on a terminal, only for work of more than half a second.
+ */
 #ifndef CLI_PROGRESS_H
 #define CLI_PROGRESS_H
 

@@ -15,7 +15,8 @@ static void report_memory(const tamis_memory_plan *plan)
              cli_format_size(plan->cache_blocks, blocks),
              cli_format_size(plan->cache_bytes_per_token, per_token),
              cli_format_size(plan->cache_rings, rings), cli_format_size(plan->workspace, workspace),
-             cli_format_size(plan->logits, logits), cli_format_size(plan->weights_widened, widened));
+             cli_format_size(plan->logits, logits),
+             cli_format_size(plan->weights_widened, widened));
 }
 
 void cli_report(const cli_engine *engine, const tamis_session_params *params,

@@ -13,7 +13,8 @@ int cli_open_tokenizer(const char *dir, tamis_tokenizer **tokenizer)
 {
     tamis_error err = {0};
     const tamis_status st = tamis_tokenizer_open(tokenizer, dir, &err);
-    return st == TAMIS_STATUS_OK ? CLI_EXIT_OK : cli_fail(cli_exit_code_of_model(st), "%s", err.text);
+    return st == TAMIS_STATUS_OK ? CLI_EXIT_OK
+                                 : cli_fail(cli_exit_code_of_model(st), "%s", err.text);
 }
 
 static bool has_tokenizer(const char *dir)
@@ -132,7 +133,8 @@ static tamis_session_params session_params(const cli_engine *engine, int32_t con
     return p;
 }
 
-/* The parameters come from flags, so a refusal is a usage error; -c is the only one with a limit. */
+/* The parameters come from flags, so a refusal is a usage error; -c is the only one with a limit.
+ */
 static int plan_failed(const cli_engine *engine, tamis_status st, const tamis_error *err)
 {
     const cli_args *args = engine->args;
@@ -148,9 +150,10 @@ static int check_plan(const tamis_memory_plan *plan)
     char total[CLI_SIZE_BYTES], limit[CLI_SIZE_BYTES];
     if (plan->total <= plan->limit)
         return CLI_EXIT_OK;
-    return cli_fail(CLI_EXIT_MEMORY,
-                    "the memory plan needs %s, allowed: %s; lower -c or -ub, or raise --memory-limit",
-                    cli_format_size(plan->total, total), cli_format_size(plan->limit, limit));
+    return cli_fail(
+        CLI_EXIT_MEMORY,
+        "the memory plan needs %s, allowed: %s; lower -c or -ub, or raise --memory-limit",
+        cli_format_size(plan->total, total), cli_format_size(plan->limit, limit));
 }
 
 int cli_engine_open_session(cli_engine *engine, int32_t context, int32_t step_tokens,

@@ -130,8 +130,8 @@ static int decode_object(const conversion *c, const json_t *object, const char *
         const json_t *item = json_array_get(array, i);
         const json_int_t value = json_is_integer(item) ? json_integer_value(item) : -1;
         if (value < 0 || value > highest_id(c))
-            code = cli_fail(CLI_EXIT_RUN, "%s:%zu: ids[%zu], allowed: an integer from 0 to %d", name,
-                            line, i, (int)highest_id(c));
+            code = cli_fail(CLI_EXIT_RUN, "%s:%zu: ids[%zu], allowed: an integer from 0 to %d",
+                            name, line, i, (int)highest_id(c));
         else
             cli_ints_push(&ids, (int32_t)value);
     }

@@ -235,15 +235,17 @@ tamis_sampler_params tamis_sampler_params_default(void)
         .struct_size = sizeof(tamis_sampler_params), .temperature = 1.0f, .top_p = 1.0f};
 }
 
-static tamis_status check_params(const tamis_sampler_params *p, int32_t vocab_size, tamis_error *err)
+static tamis_status check_params(const tamis_sampler_params *p, int32_t vocab_size,
+                                 tamis_error *err)
 {
     if (vocab_size < 1)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "sampler: vocab_size is %d, allowed is 1 or more",
-                          (int)vocab_size);
-    if (p->struct_size != sizeof *p)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "sampler: struct_size is %zu, allowed is %zu (tamis_sampler_params_default)",
-                          p->struct_size, sizeof *p);
+                          "sampler: vocab_size is %d, allowed is 1 or more", (int)vocab_size);
+    if (p->struct_size != sizeof *p)
+        return tamis_fail(
+            err, TAMIS_STATUS_INVALID,
+            "sampler: struct_size is %zu, allowed is %zu (tamis_sampler_params_default)",
+            p->struct_size, sizeof *p);
     if (!isfinite(p->temperature))
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "sampler: temperature is %g, allowed is a finite number",

@@ -29,10 +29,11 @@ done
 run tamis help generate
 expect 0 out '*-n, --max-tokens N*--n-predict*default: 128*TAMIS_MAX_TOKENS*--stop S*--temp T*--top-k K*--top-p P*--min-p P*-s, --seed N*--print-ids*-t, --threads N*-c, --max-model-len N*--ctx-size*-ub, --max-num-batched-tokens N*--kv-cache-dtype TYPE*--memory-limit SIZE*-q, --quiet*'
 
-# Each option of a help text is one that the command takes.
+# Each option of a help text is one that the command takes, and docs/cli.md speaks of it.
 for name in generate logits ppl tokenize inspect; do
     for option in $(sed -n 's/^ *\(-[a-z]*, \)\{0,1\}\(--[a-z-]*\).*/\2/p' "$work/$name"); do
         [ "$option" = --help ] && continue
+        grep -q -e "$option" docs/cli.md || die "$option is not in docs/cli.md"
         run tamis $name "$option="
         n_checks=$((n_checks + 1))
         case $(cat "$work/err") in
