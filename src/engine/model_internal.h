@@ -5,6 +5,7 @@
 #include "config/model_config.h"
 #include "tamis/engine.h"
 #include "weights/checkpoint.h"
+#include "weights/inspect.h"
 #include "weights/v4_weights.h"
 
 struct tamis_model {
@@ -13,7 +14,7 @@ struct tamis_model {
     tamis_checkpoint *checkpoint;
     tamis_v4_weights *weights;
     tamis_dsa_config *dsa; /* [num_hidden_layers] attention of each layer */
-    tamis_inspection *inspection; /* NULL until asked for */
+    tamis_inspect *inspect;  /* NULL until asked for */
 };
 
 #endif
