@@ -1,7 +1,9 @@
 /* tamis inspect: what a model folder holds, as a table or as JSON. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
+#include "memory.h"
 #include "message.h"
 #include "output.h"
 #include "run_engine.h"
@@ -52,14 +54,59 @@ static void print_groups(const tamis_inspection *in)
              (unsigned long long)in->tensor_bytes);
 }
 
+/* "mtp.0.experts.12.w1" -> "mtp.*.experts.*.w1": numbered names on one line. */
+static char *fold_numbers(const char *name)
+{
+    char *folded = cli_alloc(strlen(name) + 1, 1);
+    char *end = folded;
+    while (*name != '\0') {
+        const size_t digits = strspn(name, "0123456789");
+        const bool is_part = end == folded || end[-1] == '.';
+        if (is_part && digits > 0 && (name[digits] == '.' || name[digits] == '\0')) {
+            *end++ = '*';
+            name += digits;
+        } else {
+            *end++ = *name++;
+        }
+    }
+    return folded;
+}
+
+/* How many of names[0 .. n) equal names[i]; *first is the first one. */
+static size_t count_equal(char *const *names, size_t n, size_t i, size_t *first)
+{
+    size_t count = 0;
+    for (size_t j = n; j-- > 0;)
+        if (strcmp(names[j], names[i]) == 0) {
+            count++;
+            *first = j;
+        }
+    return count;
+}
+
+/* Names that differ in numbers only are counted where the first of them stands. */
 static void print_unused(const tamis_inspection *in)
 {
-    cli_outf("not run     %d tensor%s\n", (int)in->n_unused, in->n_unused == 1 ? "" : "s");
-    for (int32_t i = 0; i < in->n_unused; i++) {
+    const size_t n = (size_t)in->n_unused;
+    char **folded = cli_alloc(n, sizeof *folded);
+    cli_outf("not run     %zu tensor%s\n", n, n == 1 ? "" : "s");
+    for (size_t i = 0; i < n; i++)
+        folded[i] = fold_numbers(in->unused[i]);
+    for (size_t i = 0; i < n; i++) {
+        size_t first = i;
+        const size_t count = count_equal(folded, n, i, &first);
+        const char *name = count == 1 ? in->unused[i] : folded[i];
+        if (first != i)
+            continue;
         cli_out("  ", 2);
-        cli_out(in->unused[i], strlen(in->unused[i]));
+        cli_out(name, strlen(name)); /* of any length */
+        if (count > 1)
+            cli_outf(" (%zu)", count);
         cli_out("\n", 1);
     }
+    for (size_t i = 0; i < n; i++)
+        free(folded[i]);
+    free(folded);
 }
 
 static void print_text(const tamis_inspection *in)

@@ -46,7 +46,7 @@ int cli_npy_open(cli_npy *npy, const char *path, int64_t n_rows, int64_t n_colum
 {
     struct stat info;
     *npy = (cli_npy){.path = path, .n_columns = n_columns};
-    const bool is_direct = stat(path, &info) == 0 && !S_ISREG(info.st_mode);
+    const bool is_direct = lstat(path, &info) == 0 && !S_ISREG(info.st_mode);
     npy->file = is_direct ? fopen(path, "wb") : open_temporary(npy);
     return npy->file == NULL ? cli_fail_errno(CLI_EXIT_RUN, npy->path) : write_header(npy, n_rows);
 }

@@ -1,7 +1,8 @@
 /*
  * A float32 matrix in NumPy's .npy format, version 1.0, row by row in any order. It is written
  * under a temporary name beside the target and renamed when complete, so a reader never sees a
- * part of it. Something that is not a regular file (a pipe, a device) is written directly.
+ * part of it. What is not a regular file (a pipe, a device, a link such as /dev/stdout) must not be
+ * replaced and is written directly.
  */
 #ifndef CLI_NPY_WRITER_H
 #define CLI_NPY_WRITER_H

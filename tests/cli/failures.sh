@@ -66,7 +66,7 @@ edit_model bad_tokenizer tokenizer.json 's/"BPE"/"WordPiece"/'
 run tamis generate -m "$work/bad_tokenizer" -p x
 expect 3 out '' err '*WordPiece*'
 copy_model bad_json
-edit_model bad_json config.json '3d; 4s/:/;/'
+edit_model bad_json config.json '2s/:/;/'
 run tamis generate -m "$work/bad_json" -p x
 expect 3 out '' err '*config.json*'
 
@@ -83,8 +83,8 @@ expect 0 err ''
 run tamis generate -m $model -p x -c 4097
 expect 2 out '' err '*-c: *4097*4096*'
 copy_model long
-edit_model long config.json 's/"max_position_embeddings": 4096/"max_position_embeddings": 2000000000/'
-run tamis generate -m "$work/long" -p x -c 2000000000
-expect 4 out '' err '*error: the memory plan needs * GiB, allowed: *'
+edit_model long config.json 's/"max_position_embeddings": 4096/"max_position_embeddings": 60000000/'
+run tamis generate -m "$work/long" -p x -c 60000000 --memory-limit 1GiB
+expect 4 out '' err '*error: the memory plan needs * GiB, allowed: 1.00 GiB*'
 
 done_testing

@@ -53,6 +53,11 @@ expect_true 'row 2 is position 3' same_row "$work/some.npy" 2 "$work/all.npy" 3
 expect_true 'row 3 is position 0' same_row "$work/some.npy" 3 "$work/all.npy" 0
 run tamis logits -m $model --ids "$ids" -o /dev/stdout --positions last -q
 expect 0 out_file "$work/last.npy"
+ln -s "$work/target.npy" "$work/link.npy"
+run tamis logits -m $model --ids "$ids" -o "$work/link.npy" --positions last -q
+expect 0
+expect_true 'a link is followed, not replaced' \
+    sh -c "[ -L '$work/link.npy' ] && cmp -s '$work/target.npy' '$work/last.npy'"
 
 # Bad input: file, line, value. No output file, no temporary one.
 mkdir "$work/out_dir"
