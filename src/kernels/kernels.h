@@ -26,7 +26,7 @@
 /* Entries of an attention list between two LSE merges: part of the numerics contract. */
 #define TAMIS_ATTN_CHUNK 64
 /* Weight rows that one call of the linear kernel expands at a time. */
-#define TAMIS_LINEAR_ROWS 4
+#define TAMIS_LINEAR_ROWS 8
 /* Floats of scratch that linear, index_score and attn_chunk need. */
 #define TAMIS_LINEAR_SCRATCH(cols) ((size_t)TAMIS_LINEAR_ROWS * (((size_t)(cols) + 15) / 16 * 16))
 #define TAMIS_INDEX_SCRATCH(head_dim, n_heads) \

@@ -1,30 +1,11 @@
 /*
- * Kernels over rows of f32: rmsnorm, rope, swiglu, axpy, scale, add, mix, all_finite.
+ * Kernels over rows of f32: rope, swiglu, axpy, scale, add, mix, all_finite.
  *
  * Included once per CPU level with TAMIS_FN(name) naming the functions; the level's flags decide
  * how fmaf and the loops compile, the order of operations is the same. Kernels whose output may be
  * their input work in groups of 16 through a local array, so that no aliasing check is needed.
  */
 #include "kernels/body/lanes.h"
-
-TAMIS_KERNEL_rmsnorm(TAMIS_FN(rmsnorm))
-{
-    float acc[TAMIS_LANES] = {0};
-    tamis_lanes_dot(acc, x, x, n);
-    const float s = 1.0f / tamis_sqrt(tamis_lanes_sum(acc) / (float)n + eps);
-    int64_t i = 0;
-    for (; i + TAMIS_LANES <= n; i += TAMIS_LANES) {
-        float t[TAMIS_LANES];
-        for (int k = 0; k < TAMIS_LANES; k++)
-            t[k] = x[i + k] * s;
-        if (weight)
-            for (int k = 0; k < TAMIS_LANES; k++)
-                t[k] *= weight[i + k];
-        memcpy(y + i, t, sizeof t);
-    }
-    for (; i < n; i++)
-        y[i] = weight ? (x[i] * s) * weight[i] : x[i] * s;
-}
 
 TAMIS_KERNEL_rope(TAMIS_FN(rope))
 {
@@ -88,21 +69,21 @@ TAMIS_KERNEL_add(TAMIS_FN(add))
         to[i] += from[i];
 }
 
+/* One pass per stream over a block that stays in the first cache level. */
 TAMIS_KERNEL_mix(TAMIS_FN(mix))
 {
-    int64_t i = 0;
-    for (; i + TAMIS_LANES <= n; i += TAMIS_LANES) {
-        float t[TAMIS_LANES] = {0};
-        for (int s = 0; s < n_streams; s++)
-            for (int k = 0; k < TAMIS_LANES; k++)
-                t[k] = fmaf(coef[s], streams[s * stride + i + k], t[k]);
-        memcpy(out + i, t, sizeof t);
-    }
-    for (; i < n; i++) {
-        float t = 0.0f;
-        for (int s = 0; s < n_streams; s++)
-            t = fmaf(coef[s], streams[s * stride + i], t);
-        out[i] = t;
+    enum { BLOCK = 1024 };
+    float *restrict to = out;
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        const int64_t end = n - begin < BLOCK ? n : begin + BLOCK;
+        for (int64_t i = begin; i < end; i++)
+            to[i] = 0.0f;
+        for (int s = 0; s < n_streams; s++) {
+            const float *restrict from = streams + s * stride;
+            const float c = coef[s];
+            for (int64_t i = begin; i < end; i++)
+                to[i] = fmaf(c, from[i], to[i]);
+        }
     }
 }
 

@@ -47,7 +47,7 @@ static TAMIS_ALWAYS_INLINE void dot_tile(int n_rows, v16 dot[TILE_ROWS], const f
                                          const float *rows, int64_t row_stride, int64_t n)
 {
     for (int64_t d = 0; d < n; d++) {
-        const v16 q = v16_load(panel + d * TAMIS_LANES);
+        const v16 q = v16_in_registers(v16_load(panel + d * TAMIS_LANES));
         for (int i = 0; i < n_rows; i++) {
             const __m256 k = _mm256_broadcast_ss(rows + i * row_stride + d);
             dot[i].lo = _mm256_fmadd_ps(q.lo, k, dot[i].lo);
@@ -166,7 +166,7 @@ static TAMIS_ALWAYS_INLINE void value_tile(int n_heads, float *o, int64_t o_stri
     for (int i = 0; i < n_heads; i++)
         sum[i] = v16_zero();
     for (int64_t j = 0; j < n_rows; j++) {
-        const v16 value = v16_load(values + j * value_stride);
+        const v16 value = v16_in_registers(v16_load(values + j * value_stride));
         for (int i = 0; i < n_heads; i++) {
             const __m256 weight = _mm256_broadcast_ss(p + j * p_stride + i);
             sum[i].lo = _mm256_fmadd_ps(weight, value.lo, sum[i].lo);

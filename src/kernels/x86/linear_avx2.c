@@ -20,7 +20,7 @@
 
 /* ---------------------------------------------------------------- expanding */
 
-/* 16 decoded values from column c on, without the scale. F4: c is even. */
+/* 16 decoded values from column c on, without the scale; not for F4. */
 static TAMIS_ALWAYS_INLINE v16 decode_16(tamis_dtype dtype, const uint8_t *row, int64_t c)
 {
     switch (dtype) {
@@ -30,10 +30,8 @@ static TAMIS_ALWAYS_INLINE v16 decode_16(tamis_dtype dtype, const uint8_t *row, 
         return bf16_widen(row + 2 * c);
     case TAMIS_DTYPE_F16:
         return f16_widen(row + 2 * c);
-    case TAMIS_DTYPE_F8_E4M3:
-        return e4m3_widen(row + c);
     default:
-        return e2m1_widen(row + c / 2, e2m1_table(1.0f));
+        return e4m3_widen(row + c);
     }
 }
 
@@ -46,9 +44,16 @@ static TAMIS_ALWAYS_INLINE void expand_block(tamis_dtype dtype, float *dst, cons
         dst[0] = tamis_weight_decode(dtype, row, c) * (scale ? *scale : 1.0f);
         c++;
     }
+    const __m256 table = e2m1_table(scale ? *scale : 1.0f);
     for (; c + TAMIS_LANES <= end; c += TAMIS_LANES) {
-        const v16 value = decode_16(dtype, row, c);
-        v16_store(dst + (c - begin), scale ? v16_scale(value, _mm256_set1_ps(*scale)) : value);
+        v16 value;
+        if (dtype == TAMIS_DTYPE_F4_E2M1)
+            value = e2m1_widen(row + c / 2, table);
+        else if (scale)
+            value = v16_scale(decode_16(dtype, row, c), _mm256_set1_ps(*scale));
+        else
+            value = decode_16(dtype, row, c);
+        v16_store(dst + (c - begin), value);
     }
     for (; c < end; c++) {
         const float value = tamis_weight_decode(dtype, row, c);
@@ -142,7 +147,7 @@ static TAMIS_ALWAYS_INLINE bool fused_tile(tamis_dtype dtype, int n_rows, int n_
     const uint8_t *row[4];
     v16 acc[4][FUSED_TOKENS];
     __m256 factor[4];
-    __m256i largest = _mm256_setzero_si256(); /* binary16 magnitudes met, to find NaN codes */
+    __m256i largest = _mm256_setzero_si256(); /* twice the binary16 magnitudes met: finds NaN */
     for (int r = 0; r < n_rows; r++) {
         row[r] = tamis_weight_row(w, first_row + r);
         for (int t = 0; t < n_tokens; t++)
@@ -161,11 +166,14 @@ static TAMIS_ALWAYS_INLINE bool fused_tile(tamis_dtype dtype, int n_rows, int n_
             v16 in[FUSED_TOKENS];
             for (int t = 0; t < n_tokens; t++)
                 in[t] = v16_load(x + t * x_stride + c);
+            if (n_tokens < 3) /* with 3 tokens the accumulators leave no room */
+                for (int t = 0; t < n_tokens; t++)
+                    in[t] = v16_in_registers(in[t]);
             for (int r = 0; r < n_rows; r++) {
                 v16 value;
                 if (dtype == TAMIS_DTYPE_F8_E4M3) {
                     const __m256i h = e4m3_to_halves(row[r] + c);
-                    largest = _mm256_max_epu16(largest, _mm256_or_si256(h, _mm256_set1_epi16(-32768)));
+                    largest = _mm256_max_epu16(largest, _mm256_add_epi16(h, h));
                     value = v16_scale(halves_widen(h), factor[r]);
                 } else if (dtype == TAMIS_DTYPE_F4_E2M1) {
                     value = e2m1_widen(row[r] + c / 2, factor[r]);
@@ -178,7 +186,7 @@ static TAMIS_ALWAYS_INLINE bool fused_tile(tamis_dtype dtype, int n_rows, int n_
         }
     }
     if (dtype == TAMIS_DTYPE_F8_E4M3) {
-        const __m256i nan = _mm256_cmpeq_epi16(largest, _mm256_set1_epi16((short)0xbf80));
+        const __m256i nan = _mm256_cmpeq_epi16(largest, _mm256_set1_epi16(0x7f00));
         if (!_mm256_testz_si256(nan, nan))
             return false;
     }
@@ -201,10 +209,11 @@ static TAMIS_ALWAYS_INLINE bool fused_rows(tamis_dtype dtype, float *y, int64_t 
                                            const tamis_matrix *w, int64_t row, int64_t n_rows)
 {
 #define FUSED(rows, tokens) fused_tile(dtype, rows, tokens, y, y_stride, x, x_stride, w, row)
-    if (n_tokens == 1 && n_rows == 4)
-        return FUSED(4, 1);
     bool done = true;
-    for (const int64_t end = row + n_rows; row < end && done;) {
+    const int64_t end = row + n_rows;
+    for (; n_tokens == 1 && row + 4 <= end && done; row += 4)
+        done = FUSED(4, 1);
+    while (row < end && done) {
         const bool pair = row + 2 <= end;
         if (n_tokens == 1)
             done = pair ? FUSED(2, 1) : FUSED(1, 1);
@@ -248,35 +257,46 @@ static bool fused_fits(const tamis_matrix *w, int64_t n_tokens)
 
 /* ---------------------------------------------------------------- expanded rows, more tokens */
 
-/* acc[r][t] += w[r] * x[t] over n columns; w is padded with zeros to 16, x is not. */
+/*
+ * acc[r][t] += w[r] * x[t] over n columns; w is padded with zeros to 16, x is not. The two halves
+ * of the lanes go one after the other: 12 accumulators, 2 weights and 1 input fill the registers.
+ */
 static TAMIS_ALWAYS_INLINE void product_tile(int n_rows, int n_tokens, float *acc,
                                              int64_t acc_stride, const float *w, int64_t w_stride,
                                              const float *x, int64_t x_stride, int64_t n)
 {
-    v16 sum[2][3];
+    __m256 sum[2][2][3];
     int64_t c = 0;
-    for (int r = 0; r < n_rows; r++)
-        for (int t = 0; t < n_tokens; t++)
-            sum[r][t] = v16_load(acc + r * acc_stride + t * TAMIS_LANES);
-    for (; c + TAMIS_LANES <= n; c += TAMIS_LANES) {
-        v16 value[2];
+    for (int half = 0; half < 2; half++)
         for (int r = 0; r < n_rows; r++)
-            value[r] = v16_load(w + r * w_stride + c);
-        for (int t = 0; t < n_tokens; t++) {
-            const v16 in = v16_load(x + t * x_stride + c);
+            for (int t = 0; t < n_tokens; t++)
+                sum[half][r][t] =
+                    _mm256_loadu_ps(acc + r * acc_stride + t * TAMIS_LANES + 8 * half);
+    for (; c + TAMIS_LANES <= n; c += TAMIS_LANES)
+        for (int half = 0; half < 2; half++) {
+            __m256 value[2];
             for (int r = 0; r < n_rows; r++)
-                sum[r][t] = v16_fma(value[r], in, sum[r][t]);
+                value[r] = in_register(_mm256_loadu_ps(w + r * w_stride + c + 8 * half));
+            for (int t = 0; t < n_tokens; t++) {
+                const __m256 in = in_register(_mm256_loadu_ps(x + t * x_stride + c + 8 * half));
+                for (int r = 0; r < n_rows; r++)
+                    sum[half][r][t] = _mm256_fmadd_ps(value[r], in, sum[half][r][t]);
+            }
         }
-    }
     if (c < n)
-        for (int t = 0; t < n_tokens; t++) {
-            const v16 in = v16_load_first(x + t * x_stride + c, n - c);
-            for (int r = 0; r < n_rows; r++)
-                sum[r][t] = v16_fma(v16_load(w + r * w_stride + c), in, sum[r][t]);
-        }
-    for (int r = 0; r < n_rows; r++)
-        for (int t = 0; t < n_tokens; t++)
-            v16_store(acc + r * acc_stride + t * TAMIS_LANES, sum[r][t]);
+        for (int half = 0; half < 2; half++)
+            for (int t = 0; t < n_tokens; t++) {
+                const v16 tail = v16_load_first(x + t * x_stride + c, n - c);
+                for (int r = 0; r < n_rows; r++)
+                    sum[half][r][t] = _mm256_fmadd_ps(
+                        _mm256_loadu_ps(w + r * w_stride + c + 8 * half),
+                        half ? tail.hi : tail.lo, sum[half][r][t]);
+            }
+    for (int half = 0; half < 2; half++)
+        for (int r = 0; r < n_rows; r++)
+            for (int t = 0; t < n_tokens; t++)
+                _mm256_storeu_ps(acc + r * acc_stride + t * TAMIS_LANES + 8 * half,
+                                 sum[half][r][t]);
 }
 
 /* product_tile over n_rows <= TAMIS_LINEAR_ROWS and n_tokens <= TOKEN_BLOCK. */
@@ -287,18 +307,19 @@ static void product_block(int64_t n_rows, int64_t n_tokens, float *acc, const fl
 #define TILE(rows, tokens)                                                                      \
     product_tile(rows, tokens, acc + r * acc_stride + t * TAMIS_LANES, acc_stride,              \
                  w + r * w_stride, w_stride, x + t * x_stride, x_stride, n)
-    for (int64_t t = 0; t < n_tokens; t += 3)
+    for (int64_t t = 0, tokens; t < n_tokens; t += tokens) {
+        const int64_t left = n_tokens - t;
+        tokens = left == 4 ? 2 : left < 3 ? left : 3; /* 2 + 2 is faster than 3 + 1 */
         for (int64_t r = 0; r < n_rows; r += 2) {
-            const int64_t tokens = n_tokens - t;
             if (n_rows - r >= 2) {
-                if (tokens >= 3)
+                if (tokens == 3)
                     TILE(2, 3);
                 else if (tokens == 2)
                     TILE(2, 2);
                 else
                     TILE(2, 1);
             } else {
-                if (tokens >= 3)
+                if (tokens == 3)
                     TILE(1, 3);
                 else if (tokens == 2)
                     TILE(1, 2);
@@ -306,6 +327,7 @@ static void product_block(int64_t n_rows, int64_t n_tokens, float *acc, const fl
                     TILE(1, 1);
             }
         }
+    }
 #undef TILE
 }
 

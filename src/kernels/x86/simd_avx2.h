@@ -37,6 +37,22 @@ static TAMIS_ALWAYS_INLINE v16 v16_fma(v16 a, v16 b, v16 acc)
     return (v16){_mm256_fmadd_ps(a.lo, b.lo, acc.lo), _mm256_fmadd_ps(a.hi, b.hi, acc.hi)};
 }
 
+/*
+ * A loaded value that several products use: gcc would rather read it again as the memory operand
+ * of each, and the tile would be bound by its loads. Emits nothing.
+ */
+static TAMIS_ALWAYS_INLINE __m256 in_register(__m256 v)
+{
+#if defined(__GNUC__)
+    __asm__("" : "+x"(v));
+#endif
+    return v;
+}
+static TAMIS_ALWAYS_INLINE v16 v16_in_registers(v16 v)
+{
+    return (v16){in_register(v.lo), in_register(v.hi)};
+}
+
 /* The halving tree of lanes16. */
 static TAMIS_ALWAYS_INLINE float v16_sum(v16 v)
 {

@@ -1,0 +1,34 @@
+/* Root mean square norm, AVX2. */
+#ifdef TAMIS_HAVE_AVX2
+#include "kernels/x86/simd_avx2.h"
+#include "kernels/x86/table_x86.h"
+
+static float sum_of_squares(const float *x, int64_t n)
+{
+    v16 acc = v16_zero();
+    int64_t i = 0;
+    for (; i + TAMIS_LANES <= n; i += TAMIS_LANES) {
+        const v16 v = v16_load(x + i);
+        acc = v16_fma(v, v, acc);
+    }
+    if (i < n) {
+        const v16 v = v16_load_first(x + i, n - i);
+        acc = v16_fma(v, v, acc);
+    }
+    return v16_sum(acc);
+}
+
+TAMIS_KERNEL_rmsnorm(tamis_rmsnorm_avx2)
+{
+    const float s = 1.0f / tamis_sqrt(sum_of_squares(x, n) / (float)n + eps);
+    const __m256 factor = _mm256_set1_ps(s);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + i), factor);
+        _mm256_storeu_ps(
+            y + i, weight ? _mm256_mul_ps(scaled, _mm256_loadu_ps(weight + i)) : scaled);
+    }
+    for (; i < n; i++)
+        y[i] = weight ? (x[i] * s) * weight[i] : x[i] * s;
+}
+#endif
