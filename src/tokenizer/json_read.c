@@ -13,7 +13,8 @@ tamis_status tamis_json_parse(json_t **out, const char *text, size_t bytes,
     *out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (*out != NULL)
         return TAMIS_STATUS_OK;
-    if (json_error_code(&error) == json_error_out_of_memory)
+    /* Where jansson itself is refused memory it often leaves the message empty. */
+    if (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory)
         return tamis_fail_memory(src->err, "a JSON document", bytes);
     return tamis_fail(src->err, TAMIS_STATUS_FORMAT,
                       "%s: line %d, column %d: %s, allowed: one JSON document", src->path,
