@@ -107,7 +107,6 @@ static void case_26_cpu_levels(void **state)
 {
     (void)state;
     test_every_folder(check_levels);
-    check_levels("models/demo", TAMIS_DTYPE_BF16);
 }
 
 int main(void)
