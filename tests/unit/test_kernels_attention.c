@@ -432,6 +432,32 @@ static void test_empty_rows(void **state)
     }
 }
 
+/* The levels' exp on its own, densely over its whole range: rows (0) and (x), so p = exp(q x). */
+static void test_exp_in_lanes(void **state)
+{
+    (void)state;
+    float q[16], panels[16], m[16], l[16], o[16];
+    _Alignas(64) float scratch[TAMIS_ATTN_SCRATCH(16, 1)];
+    for (int h = 0; h < 16; h++)
+        q[h] = 1.0f + 0.0625f * (float)h;
+    tamis_pack_heads_c(panels, q, 16, 1);
+    for (int i = 0; i < 20000; i++) {
+        const float zero = 0.0f, x = -112.0f * (float)i / 20000.0f;
+        const void *rows[2] = {&zero, &x};
+        FOR_EACH_LEVEL(level)
+        {
+            const tamis_kernels *kernels = tamis_kernels_for(level_above(level));
+            kernels->attn_chunk(m, l, o, 1, panels, 16, 1, 1, rows, TAMIS_DTYPE_F32, 2,
+                                1.0f, scratch);
+            for (int h = 0; h < 16; h++) {
+                const float p = tamis_math_exp(q[h] * x);
+                assert_true(kernel_same_f32(o[h], fmaf(p, x, 0.0f)));
+                assert_true(l[h] == 1.0f + p);
+            }
+        }
+    }
+}
+
 /* A sink far above or below the scores: no overflow, no NaN. */
 static void test_extreme_sinks(void **state)
 {
@@ -560,6 +586,7 @@ int main(void)
         cmocka_unit_test(test_attention_levels_and_double),
         cmocka_unit_test(test_softmax_with_sink),
         cmocka_unit_test(test_empty_rows),
+        cmocka_unit_test(test_exp_in_lanes),
         cmocka_unit_test(test_extreme_sinks),
         cmocka_unit_test(test_poison_is_visible),
         cmocka_unit_test(test_pool_levels_and_double),
