@@ -26,7 +26,8 @@
 #endif
 
 #define MAX_THREADS 256
-#define NUM_SPINS 2000
+#define NUM_SPINS 2000 /* looks before parking, a pause apart ... */
+#define NUM_YIELDS 50  /* ... or a yield apart, where there are more threads than CPUs */
 #define STACK_BYTES ((size_t)1 << 20) /* jobs keep no large arrays; see "Memory" in the style */
 
 typedef struct worker {
@@ -39,6 +40,7 @@ struct tamis_team {
     int n_threads;
     int n_started; /* workers running, so that close copes with a half-opened team */
     int n_spins;
+    bool is_crowded;     /* more threads than CPUs: a waiting thread gives its CPU away */
     bool has_sync;       /* mutex and condition variables are initialised */
     bool caller_parked;  /* under mutex */
     bool stop;           /* under mutex, published by generation */
@@ -52,8 +54,12 @@ struct tamis_team {
     _Alignas(64) worker workers[];       /* [n_threads - 1] */
 };
 
-static inline void cpu_relax(void)
+static inline void cpu_relax(const tamis_team *team)
 {
+    if (team->is_crowded) {
+        sched_yield();
+        return;
+    }
 #if defined(__x86_64__) || defined(__i386__)
     _mm_pause();
 #elif defined(__aarch64__)
@@ -78,7 +84,7 @@ static uint_fast64_t wait_for_job(tamis_team *team, uint_fast64_t seen)
         now = atomic_load_explicit(&team->generation, memory_order_acquire);
         if (now != seen)
             return now;
-        cpu_relax();
+        cpu_relax(team);
     }
     pthread_mutex_lock(&team->mutex);
     team->n_parked++;
@@ -127,7 +133,7 @@ static void wait_until_done(tamis_team *team)
     for (int i = 0; i < team->n_spins; i++) {
         if (atomic_load_explicit(&team->num_pending, memory_order_acquire) == 0)
             return;
-        cpu_relax();
+        cpu_relax(team);
     }
     pthread_mutex_lock(&team->mutex);
     team->caller_parked = true;
@@ -150,6 +156,16 @@ void tamis_team_run(tamis_team *team, tamis_job_fn fn, void *arg)
     publish(team);
     fn(arg, 0, team->n_threads);
     wait_until_done(team);
+}
+
+void tamis_team_run_sized(tamis_team *team, bool is_worth_waking, tamis_job_fn fn, void *arg)
+{
+    if (is_worth_waking) {
+        tamis_team_run(team, fn, arg);
+        return;
+    }
+    for (int i = 0; i < team->n_threads; i++)
+        fn(arg, i, team->n_threads);
 }
 
 /* Workers block all signals, so that handlers of the program run on its own threads. */
@@ -219,7 +235,8 @@ tamis_status tamis_team_open(tamis_team **out, int n_threads, tamis_error *err)
         return tamis_fail_memory(err, "thread team", bytes);
     tamis_status st;
     team->n_threads = n_threads;
-    team->n_spins = n_threads > num_usable_cpus() ? 0 : NUM_SPINS;
+    team->is_crowded = n_threads > num_usable_cpus();
+    team->n_spins = team->is_crowded ? NUM_YIELDS : NUM_SPINS;
     TAMIS_TRY_GOTO(init_sync(team, err));
     TAMIS_TRY_GOTO(start_workers(team, err));
     *out = team;

@@ -12,6 +12,11 @@
 
 typedef void (*tamis_job_fn)(void *arg, int thread_idx, int n_threads);
 void tamis_team_run(tamis_team *team, tamis_job_fn fn, void *arg);
+/*
+ * The same, but where waking the team would take longer than the job (a few microseconds), the
+ * caller runs all parts itself, one after the other. Same parts, same results.
+ */
+void tamis_team_run_sized(tamis_team *team, bool is_worth_waking, tamis_job_fn fn, void *arg);
 
 /* The part of [0, n) that belongs to thread_idx, in units of `grain` items: static and balanced. */
 static inline void tamis_team_range(int64_t n, int64_t grain, int thread_idx, int n_threads,

@@ -5,6 +5,9 @@
 
 #include "core/size.h"
 
+/* Multiplications below which the caller is done before the team would be awake. */
+#define SMALL_PASS 200000
+
 typedef struct index_pass {
     const tamis_exec *exec;
     const tamis_index_job *job;
@@ -163,8 +166,11 @@ bool tamis_index_run(const tamis_exec *exec, const tamis_index_job *job)
 {
     index_pass pass = {.exec = exec, .job = job};
     atomic_init(&pass.has_nan, false);
-    tamis_team_run(exec->team, index_thread, &pass);
+    const int64_t n_units = job->partition->unit_start[job->n_tokens];
+    const bool is_worth_waking =
+        n_units * TAMIS_INDEX_BLOCK * (int64_t)panel_floats(job->n_heads, job->head_dim) > SMALL_PASS;
+    tamis_team_run_sized(exec->team, is_worth_waking, index_thread, &pass);
     if (job->partition->has_split_items)
-        tamis_team_run(exec->team, merge_thread, &pass);
+        tamis_team_run_sized(exec->team, is_worth_waking, merge_thread, &pass);
     return !atomic_load(&pass.has_nan);
 }

@@ -14,6 +14,9 @@ typedef struct linear_pass {
     int64_t total_cost;
 } linear_pass;
 
+/* Below this much work (some microseconds) the caller is done before the team would be awake. */
+#define SMALL_PASS 131072
+
 /* Streaming a row costs about as much as four tokens' arithmetic on it. */
 static int64_t row_cost(const tamis_linear_job *job)
 {
@@ -67,5 +70,5 @@ void tamis_linear_run(const tamis_exec *exec, const tamis_linear_job *jobs, int6
     for (int64_t i = 0; i < n_jobs; i++)
         pass.total_cost += row_cost(&jobs[i]) * (jobs[i].row_end - jobs[i].row_begin);
     if (pass.total_cost > 0)
-        tamis_team_run(exec->team, linear_thread, &pass);
+        tamis_team_run_sized(exec->team, pass.total_cost > SMALL_PASS, linear_thread, &pass);
 }

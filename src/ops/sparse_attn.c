@@ -5,6 +5,9 @@
 
 #include "core/size.h"
 
+/* Multiplications below which the caller is done before the team would be awake. */
+#define SMALL_PASS 200000
+
 /* What one chunk leaves: rows met, then m [heads], l [heads], o [heads][value_dim]. */
 typedef struct chunk_record {
     float *n_rows, *m, *l, *o;
@@ -195,7 +198,10 @@ static void merge_thread(void *arg, int thread_idx, int n_threads)
 void tamis_attn_run(const tamis_exec *exec, const tamis_attn_job *job)
 {
     attn_pass pass = {exec, job};
-    tamis_team_run(exec->team, attn_thread, &pass);
+    const int64_t n_chunks = job->partition->unit_start[job->n_tokens];
+    const bool is_worth_waking = n_chunks * TAMIS_ATTN_CHUNK * 2 * (int64_t)padded(job->num_heads) *
+                                     job->head_dim > SMALL_PASS;
+    tamis_team_run_sized(exec->team, is_worth_waking, attn_thread, &pass);
     if (job->partition->has_split_items)
-        tamis_team_run(exec->team, merge_thread, &pass);
+        tamis_team_run_sized(exec->team, is_worth_waking, merge_thread, &pass);
 }

@@ -123,7 +123,7 @@ static void prepare_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_dsa_prepare_inputs(tamis_dsa_call *call)
 {
-    tamis_team_run(call->exec.team, prepare_thread, call);
+    tamis_team_run_sized(call->exec.team, call->plan->step.n_tokens > 1, prepare_thread, call);
 }
 
 /* ---------------------------------------------------------------- rows and queries */
@@ -181,7 +181,9 @@ static void close_and_rotate_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call)
 {
-    tamis_team_run(call->exec.team, close_and_rotate_thread, call);
+    const int32_t n_rows = call->has_compressor ? call->kind->rows.n : 0;
+    tamis_team_run_sized(call->exec.team, call->plan->step.n_tokens + n_rows > 1,
+                         close_and_rotate_thread, call);
 }
 
 /* ---------------------------------------------------------------- selection */
@@ -306,5 +308,5 @@ static void keep_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_dsa_keep_history(tamis_dsa_call *call)
 {
-    tamis_team_run(call->exec.team, keep_thread, call);
+    tamis_team_run_sized(call->exec.team, call->plan->step.n_tokens > 1, keep_thread, call);
 }
