@@ -112,22 +112,20 @@ static int choose_window(measurement *m, int32_t *context)
 {
     const int64_t n = (int64_t)m->ids.n;
     const bool is_given = cli_has(m->args, CLI_OPT_WINDOW);
-    int64_t window = is_given ? m->args->value[CLI_OPT_WINDOW].integer : 1024;
-    if (cli_has(m->args, CLI_OPT_IDS))
-        window = n;
-    *context = cli_engine_context(&m->engine, window < n ? window : n);
-    if (!is_given && !cli_has(m->args, CLI_OPT_IDS) && window > *context)
-        window = *context;
-    const int64_t longest = window < n ? window : n;
-    if (longest > *context && is_given)
+    const bool has_ids = cli_has(m->args, CLI_OPT_IDS);
+    m->window = has_ids ? n : is_given ? m->args->value[CLI_OPT_WINDOW].integer : 1024;
+    const int32_t most = cli_engine_context(&m->engine, m->window); /* -c, or what the model has */
+    if (has_ids && n > most)
+        return cli_fail(CLI_EXIT_RUN, "%zu ids, allowed: %d (the context length)", m->ids.n,
+                        (int)most);
+    if (is_given && m->window > most)
         return cli_refuse(m->args, CLI_OPT_WINDOW,
                           "longer than the context (-c, and the model's "
                           "max_position_embeddings)");
-    if (longest > *context)
-        return cli_fail(CLI_EXIT_RUN, "%zu ids, allowed: %d (the context length)", m->ids.n,
-                        (int)*context);
-    m->window = window;
-    m->n_windows = (n + window - 1) / window;
+    if (m->window > most)
+        m->window = most;
+    m->n_windows = (n + m->window - 1) / m->window;
+    *context = cli_engine_context(&m->engine, m->window < n ? m->window : n);
     return CLI_EXIT_OK;
 }
 

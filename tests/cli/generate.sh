@@ -45,22 +45,22 @@ run tamis generate -m $model -p And -n 8
 expect 0 err '*sample: temperature 0.8, top-k 0, top-p 0.95, min-p 0, seed [0-9]*'
 run tamis generate -m $model -p And -n 8 --temp 1.5 --top-k 7 --top-p 0.5 --min-p 0.25 --seed 99
 expect 0 err '*sample: temperature 1.5, top-k 7, top-p 0.5, min-p 0.25, seed 99*'
-run tamis generate -m $model -p And -n 48 --seed 7 -t 1 -q
+run tamis generate -m $model -p And -n 24 --seed 7 -t 1 -q
 expect 0 out '?*' err ''
 cp "$work/out" "$work/seed7"
 for threads in 1 2 3; do
-    run tamis generate -m $model -p And -n 48 --seed 7 -t $threads -ub $threads -q
+    run tamis generate -m $model -p And -n 24 --seed 7 -t $threads -ub $threads -q
     expect 0 out_file "$work/seed7"
 done
-run tamis generate -m $model -p And -n 48 --seed 8 -q
+run tamis generate -m $model -p And -n 24 --seed 8 -q
 expect_true 'another seed, the same text' sh -c "! cmp -s '$work/out' '$work/seed7'"
-run tamis generate -m $model -p And -n 48 --top-k 1 --temp 2 --seed 3 -q
+run tamis generate -m $model -p And -n 24 --top-k 1 --temp 2 --seed 3 -q
 cp "$work/out" "$work/top1"
-run tamis generate -m $model -p And -n 48 --temp 0 -q
+run tamis generate -m $model -p And -n 24 --temp 0 -q
 expect 0 out_file "$work/top1"
 copy_model greedy
 edit_model greedy generation_config.json 's/"do_sample": true/"do_sample": false/'
-run tamis generate -m "$work/greedy" -p And -n 48
+run tamis generate -m "$work/greedy" -p And -n 24
 expect 0 out_file "$work/top1" err '*sample: greedy*'
 run tamis generate -m "$work/greedy" -p And -n 4 --top-p 0.9
 expect 0 err '*sample: temperature 0.8, top-k 0, top-p 0.9*'

@@ -15,21 +15,22 @@ expect 0 out '{"nats_per_token": *, "bits_per_byte": *, "bytes": *, "perplexity"
 ' err ''
 expect_true "nats per token $(json nats_per_token), golden $mean_nll" \
     close_to "$(json nats_per_token)" $mean_nll 1e-4
-nats=$(json nats_per_token)
-run tamis ppl -m $model --ids $data/golden-ids.txt --json -q -ub 100 -t 3
-expect_true "bf16 caches: $(json nats_per_token)" close_to "$(json nats_per_token)" $mean_nll 0.02
 
-# The same 1023 ids out of the text itself, in one window behind a BOS: the bytes of the text, with
-# and without the BOS spelled.
-head -n 64 $data/golden-ids.txt | tr '\n' ' ' | cut -d' ' -f2-1024 >"$work/rest"
+# Of the same ids the BOS and the next 200, from ids and from their text in one window behind a BOS,
+# with and without the BOS spelled: the same mean, over the bytes of the text.
+tr '\n' ' ' <$data/golden-ids.txt | cut -d' ' -f1-201 >"$work/ids"
+cut -d' ' -f2- "$work/ids" >"$work/rest"
 run tamis tokenize -m $model --decode -f "$work/rest"
 cp "$work/out" "$work/text"
+run tamis ppl -m $model --ids "$work/ids" --kv-cache-dtype f32 --json -q
+expect 0 out '*"tokens": 200, "windows": 1, "window": 201}*'
+nats=$(json nats_per_token)
 run tamis ppl -m $model -f "$work/text" --kv-cache-dtype f32 --json -q
-expect 0
+expect 0 out '*"tokens": 200, "windows": 1, "window": 1024}*'
 expect_true "from text: $(json nats_per_token), from ids: $nats" [ "$(json nats_per_token)" = "$nats" ]
 expect_true "bytes $(json bytes)" [ "$(json bytes)" = "$(wc -c <"$work/text" | tr -d ' ')" ]
 expect_true 'bits per byte' close_to "$(json bits_per_byte)" \
-    "$(awk -v n="$nats" -v b="$(json bytes)" 'BEGIN { print n * 1023 / log(2) / b }')" 1e-5
+    "$(awk -v n="$nats" -v b="$(json bytes)" 'BEGIN { print n * 200 / log(2) / b }')" 1e-5
 cp "$work/out" "$work/plain"
 {
     printf '<｜begin▁of▁sentence｜>'
@@ -37,22 +38,24 @@ cp "$work/out" "$work/plain"
 } >"$work/spelled"
 run tamis ppl -m $model -f "$work/spelled" --kv-cache-dtype f32 --json -q
 expect 0 out_file "$work/plain"
+run tamis ppl -m $model -f "$work/text" --json -q -ub 50 -t 3
+expect_true "bf16 caches: $(json nats_per_token)" close_to "$(json nats_per_token)" "$nats" 0.02
 
 # Windows: N tokens behind a BOS each, so all are predicted; the default is 1024 or the context.
-run tamis ppl -m $model -f "$work/text" --window 100 --json -q
-expect 0 out '*"tokens": 1023, "windows": 11, "window": 100}*'
-cp "$work/out" "$work/w100"
-run tamis ppl -m $model -f "$work/text" --window 100 -ub 7 -t 1 --json -q
-expect 0 out_file "$work/w100"
-run tamis ppl -m $model -f "$work/text" -c 300 --json -q
-expect 0 out '*"tokens": 1023, "windows": 4, "window": 300}*'
-run tamis ppl -m $model -f "$work/text" --window 512
+run tamis ppl -m $model -f "$work/text" --window 60 --json -q
+expect 0 out '*"tokens": 200, "windows": 4, "window": 60}*'
+cp "$work/out" "$work/w60"
+run tamis ppl -m $model -f "$work/text" --window 60 -ub 7 -t 1 --json -q
+expect 0 out_file "$work/w60"
+run tamis ppl -m $model -f "$work/text" -c 70 --json -q
+expect 0 out '*"tokens": 200, "windows": 3, "window": 70}*'
+run tamis ppl -m $model -f "$work/text" --window 100
 expect 0 out 'nats per token *
 bits per byte  *
 perplexity     *
-tokens         1023 predicted, in 2 windows of 512
+tokens         200 predicted, in 2 windows of 100
 ' err '*model:*memory:*'
-run tamis ppl -m $model -f "$work/text" -c 300 --window 301
+run tamis ppl -m $model -f "$work/text" -c 70 --window 71
 expect 2 out '' err '*--window: longer than the context*'
 run tamis ppl -m $model -f "$work/text" --window 1
 expect 2 out '' err "*--window: value seen '1', allowed: an integer from 2*"
@@ -60,11 +63,11 @@ expect 2 out '' err "*--window: value seen '1', allowed: an integer from 2*"
 # Without add_bos_token the first token of a window is given, not predicted.
 copy_model no_bos
 edit_model no_bos tokenizer_config.json 's/"add_bos_token": true/"add_bos_token": false/'
-run tamis ppl -m "$work/no_bos" -f "$work/text" --window 512 --json -q
-expect 0 out '*"tokens": 1021, "windows": 2, "window": 512}*'
+run tamis ppl -m "$work/no_bos" -f "$work/text" --window 100 --json -q
+expect 0 out '*"tokens": 198, "windows": 2, "window": 100}*'
 rm "$work/no_bos/tokenizer.json"
-run tamis ppl -m "$work/no_bos" --ids $data/golden-ids.txt --json -q
-expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 1023, "windows": 1, "window": 1024}
+run tamis ppl -m "$work/no_bos" --ids "$work/ids" --json -q
+expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 200, "windows": 1, "window": 201}
 '
 run tamis ppl -m "$work/no_bos" -f "$work/text"
 expect 2 out '' err '*-f: the model folder has no tokenizer.json*'
