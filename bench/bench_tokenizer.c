@@ -13,12 +13,29 @@
 #include "tamis/tokenizer.h"
 
 static const char *const pieces[] = {
-    "the attention window keeps ", "sparse blocks of the cache, ", "Donaudampfschifffahrt ",
-    "aujourd'hui l'élève ", "внимание и память ", "注意力稀疏索引压缩缓存模型，", "日本語のテストです。",
-    "한국어 텍스트 ", "اللغة العربية ", "हिन्दी भाषा में ", "for (size_t i = 0; i < n_rows; ++i)\n",
-    "    out[i] = fmaf(x[i], y[i], acc);\n", "\t\treturn top_k(scores, k=64)\n", "{\"id\": 1234567, ",
-    "3.14159, 2026-11-30, 0x1F2e ", "\n\n\n", "        ", "😀👍🏽👩‍💻 ", "don't we've it's ",
-    "https://example.org/path?x=1&y=2 ", "---------------- ", "ΕΛΛΗΝΙΚΑ γλώσσα ", "tiếng Việt ",
+    "the attention window keeps ",
+    "sparse blocks of the cache, ",
+    "Donaudampfschifffahrt ",
+    "aujourd'hui l'élève ",
+    "внимание и память ",
+    "注意力稀疏索引压缩缓存模型，",
+    "日本語のテストです。",
+    "한국어 텍스트 ",
+    "اللغة العربية ",
+    "हिन्दी भाषा में ",
+    "for (size_t i = 0; i < n_rows; ++i)\n",
+    "    out[i] = fmaf(x[i], y[i], acc);\n",
+    "\t\treturn top_k(scores, k=64)\n",
+    "{\"id\": 1234567, ",
+    "3.14159, 2026-11-30, 0x1F2e ",
+    "\n\n\n",
+    "        ",
+    "😀👍🏽👩‍💻 ",
+    "don't we've it's ",
+    "https://example.org/path?x=1&y=2 ",
+    "---------------- ",
+    "ΕΛΛΗΝΙΚΑ γλώσσα ",
+    "tiếng Việt ",
 };
 
 static double now(void)

@@ -65,15 +65,15 @@ static char *document_of_parts(const char *parts[MAX_PARTS], size_t size)
     const size_t room = size + 8192 + 512;
     char *document = malloc(room);
     require(document != NULL);
-    const int n = snprintf(
-        document, room,
-        "{\"normalizer\":%s,\"pre_tokenizer\":%s,\"added_tokens\":%s,"
-        "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"merges\":%s,"
-        "\"vocab\":{%s}}}",
-        or_default(parts[1], "null"),
-        or_default(parts[2], "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
-                             "\"use_regex\":false}"),
-        or_default(parts[3], "[]"), or_default(parts[4], "[]"), base_vocab());
+    const int n =
+        snprintf(document, room,
+                 "{\"normalizer\":%s,\"pre_tokenizer\":%s,\"added_tokens\":%s,"
+                 "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"merges\":%s,"
+                 "\"vocab\":{%s}}}",
+                 or_default(parts[1], "null"),
+                 or_default(parts[2], "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+                                      "\"use_regex\":false}"),
+                 or_default(parts[3], "[]"), or_default(parts[4], "[]"), base_vocab());
     require(n > 0 && (size_t)n < room);
     return document;
 }
@@ -136,8 +136,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     tamis_tokenizer *tokenizer = NULL;
     tamis_error err = {0};
     const tamis_status st = tamis_tokenizer_open_text(
-        &tokenizer, json, strlen(json), "tokenizer.json", config[0] ? config : NULL,
-        strlen(config), "tokenizer_config.json", &err);
+        &tokenizer, json, strlen(json), "tokenizer.json", config[0] ? config : NULL, strlen(config),
+        "tokenizer_config.json", &err);
     require((st == TAMIS_STATUS_OK) == (tokenizer != NULL));
     require((st == TAMIS_STATUS_OK) == (err.text[0] == '\0'));
     if (tokenizer != NULL) {

@@ -31,7 +31,7 @@ typedef struct tamis_tokenizer_info {
     int32_t num_ids;        /* highest id + 1 */
     int32_t bos_id, eos_id; /* of tokenizer_config.json; -1: none */
     bool add_bos_token;
-    size_t memory_bytes;    /* what the tokenizer holds */
+    size_t memory_bytes; /* what the tokenizer holds */
 } tamis_tokenizer_info;
 TAMIS_API tamis_tokenizer_info tamis_tokenizer_get_info(const tamis_tokenizer *tokenizer);
 
@@ -49,14 +49,15 @@ typedef enum tamis_encode_mode {
  *
  * text may hold any bytes; bytes that are not UTF-8 are first replaced by U+FFFD, one per maximal
  * invalid part.
- * owner    *ids is allocated here (also for 0 ids); free it with tamis_ids_free. Untouched on error.
+ * owner    *ids is allocated here (also for 0 ids): tamis_ids_free. Untouched on error.
  * errors   NO_MEMORY; LIMIT (more than 341 MiB of text, or a split pattern of the file that
  *          backtracks without end on this text)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_tokenizer_encode(const tamis_tokenizer *tokenizer,
                                                                const char *text, size_t bytes,
-                                                               tamis_encode_mode mode, int32_t **ids,
-                                                               size_t *n_ids, tamis_error *err);
+                                                               tamis_encode_mode mode,
+                                                               int32_t **ids, size_t *n_ids,
+                                                               tamis_error *err);
 TAMIS_API void tamis_ids_free(int32_t *ids);
 
 /**
@@ -97,7 +98,8 @@ typedef struct tamis_stop tamis_stop;
  * strings is fine).
  * The strings are copied.
  */
-TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_stop_open(tamis_stop **out, const char *const *strings,
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_stop_open(tamis_stop **out,
+                                                        const char *const *strings,
                                                         size_t n_strings, tamis_error *err);
 TAMIS_API void tamis_stop_close(tamis_stop **stop);
 /**

@@ -10,9 +10,9 @@
 tamis_status tamis_added_tokens_init(tamis_added_tokens *added, size_t capacity, tamis_error *err)
 {
     added->tokens = tamis_mem_array(TAMIS_MEM_TOKENIZER, capacity, sizeof *added->tokens);
-    return added->tokens != NULL ? TAMIS_STATUS_OK
-                                 : tamis_fail_memory(err, "the added tokens",
-                                                     capacity * sizeof *added->tokens);
+    return added->tokens != NULL
+               ? TAMIS_STATUS_OK
+               : tamis_fail_memory(err, "the added tokens", capacity * sizeof *added->tokens);
 }
 
 void tamis_added_tokens_free(tamis_added_tokens *added)
@@ -38,8 +38,8 @@ static tamis_status add_normalized(tamis_added_tokens *added, const char *conten
     size_t normal_bytes = 0;
     int32_t twin;
     TAMIS_TRY(tamis_normalize_nfc(&normal, &normal_bytes, content, bytes, err));
-    const tamis_status st = tamis_trie_add(&added->normalized, normal, normal_bytes,
-                                           (int32_t)added->n, &twin, err);
+    const tamis_status st =
+        tamis_trie_add(&added->normalized, normal, normal_bytes, (int32_t)added->n, &twin, err);
     tamis_mem_free(normal);
     return st;
 }

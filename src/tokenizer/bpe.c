@@ -3,10 +3,11 @@
  * lowest rank, the leftmost of several.
  *
  * Short pieces (nearly all: words, numbers) look through all pairs for every merge, which is
- * quadratic but lives in two small arrays. Long ones keep the symbols in a linked list and the pairs
- * in a binary heap of (rank, position), O(n log n): a merge changes the pairs on its two sides,
- * which are pushed anew, and an entry whose rank is no longer that of its position is skipped when
- * it comes up. Each merge pushes at most two entries, so the heap never holds more than 3n.
+ * quadratic but lives in two small arrays. Long ones keep the symbols in a linked list and the
+ * pairs in a binary heap of (rank, position), O(n log n): a merge changes the pairs on its two
+ * sides, which are pushed anew, and an entry whose rank is no longer that of its position is
+ * skipped when it comes up. Each merge pushes at most two entries, so the heap never holds more
+ * than 3n.
  */
 #include "tokenizer/bpe.h"
 
@@ -165,8 +166,7 @@ static void merge_all(const tamis_vocab *vocab, tamis_bpe_scratch *s, size_t n)
 }
 
 tamis_status tamis_bpe_encode(const tamis_vocab *vocab, tamis_bpe_scratch *scratch,
-                              const char *piece, size_t bytes, tamis_id_list *out,
-                              tamis_error *err)
+                              const char *piece, size_t bytes, tamis_id_list *out, tamis_error *err)
 {
     assert(bytes > 0 && bytes <= TAMIS_MAX_PIECE_BYTES);
     if (bytes <= SHORT_PIECE) {

@@ -121,8 +121,8 @@ tamis_status tamis_tokenizer_encode(const tamis_tokenizer *tokenizer, const char
     if (bytes > TAMIS_MAX_PIECE_BYTES / TAMIS_UTF8_REPLACEMENT_BYTES)
         return tamis_fail(err, TAMIS_STATUS_LIMIT, "a text of %zu bytes, allowed: at most %zu",
                           bytes, TAMIS_MAX_PIECE_BYTES / TAMIS_UTF8_REPLACEMENT_BYTES);
-    encoder e = {.tokenizer = tokenizer, .find_added = mode == TAMIS_ENCODE_ADDED_TOKENS,
-                 .err = err};
+    encoder e = {
+        .tokenizer = tokenizer, .find_added = mode == TAMIS_ENCODE_ADDED_TOKENS, .err = err};
     const tamis_status st = encode_bytes(&e, text, bytes);
     tamis_bpe_scratch_free(&e.bpe);
     tamis_split_scratch_free(&e.split);

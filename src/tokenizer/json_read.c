@@ -62,8 +62,7 @@ static tamis_status complain(const tamis_json_source *src, tamis_status status, 
 {
     char seen[TAMIS_JSON_SHOWN_BYTES];
     show(seen, value);
-    return tamis_fail(src->err, status, "%s: %s is %s, allowed: %s", src->path, key, seen,
-                      allowed);
+    return tamis_fail(src->err, status, "%s: %s is %s, allowed: %s", src->path, key, seen, allowed);
 }
 
 tamis_status tamis_json_damaged(const tamis_json_source *src, const char *key, const json_t *value,

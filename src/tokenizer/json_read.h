@@ -12,7 +12,7 @@ typedef struct tamis_json_source {
     tamis_error *err;
 } tamis_json_source;
 
-/* Parse one document. Duplicate keys, nesting deeper than 2048 and bytes after the end are FORMAT. */
+/* Parse one document. Duplicate keys, nesting over 2048 and bytes after the end are FORMAT. */
 tamis_status tamis_json_parse(json_t **out, const char *text, size_t bytes,
                               const tamis_json_source *src);
 

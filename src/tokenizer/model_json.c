@@ -88,8 +88,7 @@ static tamis_status check_kind(const json_t *model, const tamis_json_source *src
     const char *type;
     TAMIS_TRY(tamis_json_type(&type, model, src, "model"));
     if (strcmp(type, "BPE") != 0)
-        return tamis_json_unsupported(src, "model.type", json_object_get(model, "type"),
-                                      "\"BPE\"");
+        return tamis_json_unsupported(src, "model.type", json_object_get(model, "type"), "\"BPE\"");
     return check_options(model, src);
 }
 
@@ -104,7 +103,8 @@ static tamis_status measure_vocab(table_sizes *sizes, json_t *vocab, const tamis
 {
     const char *token;
     json_t *value;
-    json_object_foreach (vocab, token, value) {
+    json_object_foreach(vocab, token, value)
+    {
         const size_t bytes = strlen(token);
         if (!is_id(value))
             return damaged_token(src, token, value, ALLOWED_IDS);
@@ -122,7 +122,8 @@ static tamis_status measure_added(table_sizes *sizes, const json_t *tokens,
 {
     size_t i;
     json_t *token;
-    json_array_foreach (tokens, i, token) {
+    json_array_foreach(tokens, i, token)
+    {
         const json_t *id = json_object_get(token, "id");
         const json_t *content = json_object_get(token, "content");
         if (!json_is_object(token))
@@ -145,7 +146,8 @@ static tamis_status read_vocab(tamis_vocab *vocab, json_t *object, const tamis_j
 {
     const char *token;
     json_t *value;
-    json_object_foreach (object, token, value) {
+    json_object_foreach(object, token, value)
+    {
         const int32_t id = (int32_t)json_integer_value(value);
         if (vocab->flags[id] != 0)
             return damaged_token(src, token, value, "an id that no other token has");
@@ -213,8 +215,7 @@ static tamis_status read_merges(tamis_vocab *vocab, const json_t *merges,
 {
     size_t rank;
     json_t *merge;
-    json_array_foreach (merges, rank, merge)
-        TAMIS_TRY(read_merge(vocab, rank, merge, src));
+    json_array_foreach(merges, rank, merge) TAMIS_TRY(read_merge(vocab, rank, merge, src));
     return TAMIS_STATUS_OK;
 }
 
@@ -271,8 +272,7 @@ static tamis_status read_added_tokens(tamis_tokenizer *tokenizer, const json_t *
     size_t i;
     json_t *token;
     TAMIS_TRY(tamis_added_tokens_init(&tokenizer->added, json_array_size(tokens), src->err));
-    json_array_foreach (tokens, i, token)
-        TAMIS_TRY(read_added_token(tokenizer, token, i, src));
+    json_array_foreach(tokens, i, token) TAMIS_TRY(read_added_token(tokenizer, token, i, src));
     return TAMIS_STATUS_OK;
 }
 

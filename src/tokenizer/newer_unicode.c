@@ -8,14 +8,20 @@
 
 typedef enum category { LU, LL, LM, LO, MN, MC, ND, NO, PD, PO, SM, SO, CF, N_CATEGORIES } category;
 
-/* An old character of each category, three and four bytes long ("" where no newer one is that long). */
+/* An old character of each category, three and four bytes long ("": no newer one is that long). */
 static const char stand_ins[N_CATEGORIES][2][5] = {
-    [LU] = {"\xe1\xb8\x80", "\xf0\x90\x90\x80"}, [LL] = {"\xe1\xb8\x81", "\xf0\x90\x90\xa8"},
-    [LM] = {"", "\xf0\x96\xbe\x93"},       [LO] = {"", "\xf0\x90\x80\x80"},
-    [MN] = {"\xe1\xb7\x80", "\xf0\x90\x87\xbd"}, [MC] = {"\xe0\xa4\x83", "\xf0\x91\x80\x80"},
-    [ND] = {"", "\xf0\x90\x92\xa0"},       [NO] = {"", "\xf0\x90\x84\x87"},
-    [PD] = {"", "\xf0\x90\xba\xad"},       [PO] = {"\xe1\x8d\xa0", "\xf0\x90\x84\x80"},
-    [SM] = {"", "\xf0\x9d\x9b\x81"},       [SO] = {"\xe2\x8c\x80", "\xf0\x9d\x80\x80"},
+    [LU] = {"\xe1\xb8\x80", "\xf0\x90\x90\x80"},
+    [LL] = {"\xe1\xb8\x81", "\xf0\x90\x90\xa8"},
+    [LM] = {"", "\xf0\x96\xbe\x93"},
+    [LO] = {"", "\xf0\x90\x80\x80"},
+    [MN] = {"\xe1\xb7\x80", "\xf0\x90\x87\xbd"},
+    [MC] = {"\xe0\xa4\x83", "\xf0\x91\x80\x80"},
+    [ND] = {"", "\xf0\x90\x92\xa0"},
+    [NO] = {"", "\xf0\x90\x84\x87"},
+    [PD] = {"", "\xf0\x90\xba\xad"},
+    [PO] = {"\xe1\x8d\xa0", "\xf0\x90\x84\x80"},
+    [SM] = {"", "\xf0\x9d\x9b\x81"},
+    [SO] = {"\xe2\x8c\x80", "\xf0\x9d\x80\x80"},
     [CF] = {"", "\xf0\x91\x82\xbd"},
 };
 
@@ -25,6 +31,7 @@ typedef struct newer_range {
 } newer_range;
 
 /* By tools/golden_tokenizer/make_newer_unicode.py. */
+/* clang-format off */
 static const newer_range ranges[] = {
     {0x00897, 0x00897, MN}, {0x00cf3, 0x00cf3, MC}, {0x00ece, 0x00ece, MN},
     {0x01b4e, 0x01b4f, PO}, {0x01b7f, 0x01b7f, PO}, {0x01c89, 0x01c89, LU},
@@ -70,6 +77,7 @@ static const newer_range ranges[] = {
     {0x1fbcb, 0x1fbef, SO}, {0x2b739, 0x2b739, LO}, {0x2ebf0, 0x2ee5d, LO},
     {0x31350, 0x323af, LO},
 };
+/* clang-format on */
 
 static const newer_range *find_range(uint32_t code_point)
 {

@@ -187,8 +187,8 @@ static tamis_status translate_class(translator *t)
 
 static tamis_status translate_group(translator *t)
 {
-    static const char *const openers[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:",
-                                          "(?-i:"};
+    static const char *const openers[] = {
+        "(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?-i:"};
     t->can_repeat = false;
     if (begins(t, "(*"))
         return refuse(t, "(*");

@@ -60,8 +60,8 @@ static tamis_status fail_compile(int code, size_t at, const char *where, tamis_e
 static tamis_status compile(pcre2_code **out, pcre2_compile_context *context, const char *pattern,
                             const char *where, tamis_error *err)
 {
-    const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C |
-                             PCRE2_NO_AUTO_CAPTURE;
+    const uint32_t options =
+        PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE;
     int code;
     PCRE2_SIZE at;
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
@@ -84,9 +84,8 @@ tamis_status tamis_splitter_add(tamis_splitter *splitter, const char *pattern, s
     TAMIS_TRY(tamis_split_pattern_translate(&translated, pattern, bytes, where, err));
     pcre2_compile_context *context = pcre2_compile_context_create(splitter->memory);
     pcre2_code *compiled = NULL;
-    const tamis_status st = context != NULL
-                                ? compile(&compiled, context, translated, where, err)
-                                : tamis_fail_memory(err, "the pre-tokenizer", 0);
+    const tamis_status st = context != NULL ? compile(&compiled, context, translated, where, err)
+                                            : tamis_fail_memory(err, "the pre-tokenizer", 0);
     pcre2_compile_context_free(context);
     tamis_mem_free(translated);
     if (st == TAMIS_STATUS_OK)
@@ -132,7 +131,7 @@ void tamis_split_scratch_free(tamis_split_scratch *scratch)
 typedef struct split_run {
     const tamis_splitter *splitter;
     tamis_split_scratch *scratch;
-    const char *text;   /* what is cut */
+    const char *text;  /* what is cut */
     const char *match; /* the same bytes, or with stand-ins for newer characters: what is matched */
     tamis_piece_fn fn;
     void *user;
@@ -159,8 +158,8 @@ static int find(const split_run *run, int level, const char *text, size_t bytes,
     int rc = pcre2_match(code, (PCRE2_SPTR)text, bytes, start, PCRE2_NO_UTF_CHECK, match,
                          run->scratch->context);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-        rc = pcre2_match(code, (PCRE2_SPTR)text, bytes, start,
-                         PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, run->scratch->context);
+        rc = pcre2_match(code, (PCRE2_SPTR)text, bytes, start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                         match, run->scratch->context);
     if (rc == PCRE2_ERROR_NOMATCH)
         return 0;
     if (rc < 0)

@@ -15,7 +15,7 @@
 #define TAMIS_MAX_SPLITS 8
 
 typedef struct tamis_splitter {
-    void *memory;                   /* pcre2_general_context: PCRE2 allocates through core/mem */
+    void *memory;                  /* pcre2_general_context: PCRE2 allocates through core/mem */
     void *codes[TAMIS_MAX_SPLITS]; /* pcre2_code */
     int n_codes;
 } tamis_splitter;

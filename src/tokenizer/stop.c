@@ -64,8 +64,7 @@ static tamis_status add_strings(tamis_stop *stop, const char *const *strings, si
             return tamis_fail(err, TAMIS_STATUS_INVALID,
                               "stop string %zu has %zu bytes, allowed: at most %d", i, bytes,
                               INT32_MAX);
-        TAMIS_TRY(
-            tamis_trie_add(&stop->trie, strings[i], bytes, (int32_t)bytes, &existing, err));
+        TAMIS_TRY(tamis_trie_add(&stop->trie, strings[i], bytes, (int32_t)bytes, &existing, err));
     }
     return TAMIS_STATUS_OK;
 }

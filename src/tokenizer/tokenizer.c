@@ -18,8 +18,8 @@ tamis_status tamis_tokenizer_open_text(tamis_tokenizer **out, const char *json, 
     TAMIS_TRY_GOTO(tamis_splitter_init(&tokenizer->splitter, err));
     TAMIS_TRY_GOTO(tamis_tokenizer_read_json(tokenizer, json, json_bytes, json_path, err));
     if (config != NULL)
-        TAMIS_TRY_GOTO(tamis_tokenizer_read_config(tokenizer, config, config_bytes, config_path,
-                                                   err));
+        TAMIS_TRY_GOTO(
+            tamis_tokenizer_read_config(tokenizer, config, config_bytes, config_path, err));
     *out = tokenizer;
     return TAMIS_STATUS_OK;
 fail:
@@ -27,7 +27,7 @@ fail:
     return st;
 }
 
-/* A file of the folder and its path, both to be freed; *text stays NULL if an optional one lacks. */
+/* A file of the folder and its path; text stays NULL if an optional one is not there. */
 typedef struct folder_file {
     char *path, *text;
     size_t bytes;
@@ -57,8 +57,8 @@ tamis_status tamis_tokenizer_open(tamis_tokenizer **out, const char *dir, tamis_
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "tamis_tokenizer_open: out or dir is NULL, allowed: both given");
     *out = NULL;
-    tamis_status st = read_folder_file(&json, dir, "tokenizer.json", false,
-                                       TAMIS_MAX_TOKENIZER_JSON_BYTES, err);
+    tamis_status st =
+        read_folder_file(&json, dir, "tokenizer.json", false, TAMIS_MAX_TOKENIZER_JSON_BYTES, err);
     if (st == TAMIS_STATUS_OK)
         st = read_folder_file(&config, dir, "tokenizer_config.json", true,
                               TAMIS_MAX_TOKENIZER_CONFIG_BYTES, err);

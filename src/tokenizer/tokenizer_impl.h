@@ -18,7 +18,7 @@ struct tamis_tokenizer {
 };
 
 /* Largest files that are read. */
-#define TAMIS_MAX_TOKENIZER_JSON_BYTES ((size_t)64 << 20)
+#define TAMIS_MAX_TOKENIZER_JSON_BYTES   ((size_t)64 << 20)
 #define TAMIS_MAX_TOKENIZER_CONFIG_BYTES ((size_t)16 << 20)
 
 /*

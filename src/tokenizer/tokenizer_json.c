@@ -1,4 +1,4 @@
-/* tokenizer.json and tokenizer_config.json: everything around the tables (model_json.c has those). */
+/* tokenizer.json and tokenizer_config.json: all but the tables (model_json.c has those). */
 #include <stdio.h>
 #include <string.h>
 
@@ -46,8 +46,8 @@ static tamis_status read_normalizer(tamis_tokenizer *tokenizer, const json_t *va
 /* ---------------------------------------------------------------- pre_tokenizer */
 
 /* A flag that must have one value, or be absent where `fallback` is that value. */
-static tamis_status require_bool(const json_t *object, const char *name, bool wanted,
-                                 bool fallback, const char *key, const tamis_json_source *src)
+static tamis_status require_bool(const json_t *object, const char *name, bool wanted, bool fallback,
+                                 const char *key, const tamis_json_source *src)
 {
     char full[KEY_BYTES + 32];
     bool value;
@@ -157,9 +157,8 @@ static tamis_status check_header(const json_t *root, const tamis_json_source *sr
     for (size_t i = 0; i < sizeof unused / sizeof *unused; ++i) {
         const json_t *value = json_object_get(root, unused[i]);
         if (value != NULL && !json_is_null(value))
-            return json_is_object(value)
-                       ? tamis_json_unsupported(src, unused[i], value, "null")
-                       : tamis_json_damaged(src, unused[i], value, "null");
+            return json_is_object(value) ? tamis_json_unsupported(src, unused[i], value, "null")
+                                         : tamis_json_damaged(src, unused[i], value, "null");
     }
     return TAMIS_STATUS_OK;
 }

@@ -18,8 +18,8 @@ static tamis_status reserve(tamis_trie *trie, size_t more, tamis_error *err)
     size_t capacity = trie->capacity ? (size_t)trie->capacity : FIRST_CAPACITY;
     while (capacity < need)
         capacity *= 2;
-    void *grown = tamis_mem_realloc(TAMIS_MEM_TOKENIZER, trie->nodes,
-                                    capacity * sizeof *trie->nodes);
+    void *grown =
+        tamis_mem_realloc(TAMIS_MEM_TOKENIZER, trie->nodes, capacity * sizeof *trie->nodes);
     if (grown == NULL)
         return tamis_fail_memory(err, "a set of strings", capacity * sizeof *trie->nodes);
     trie->nodes = grown;
@@ -45,9 +45,8 @@ static int32_t add_child(tamis_trie *trie, int32_t node, unsigned char byte)
 {
     assert(trie->n_nodes < trie->capacity);
     const int32_t child = trie->n_nodes++;
-    trie->nodes[child] = (tamis_trie_node){.next_sibling = trie->nodes[node].first_child,
-                                           .value = -1,
-                                           .byte = byte};
+    trie->nodes[child] =
+        (tamis_trie_node){.next_sibling = trie->nodes[node].first_child, .value = -1, .byte = byte};
     trie->nodes[node].first_child = child;
     if (node == 0)
         trie->root_child[byte] = child;

@@ -8,7 +8,7 @@ static bool is_continuation(unsigned char c)
     return (c & 0xc0) == 0x80;
 }
 
-/* Range of the second byte: it alone excludes overlong forms, surrogates and code points > 10FFFF. */
+/* Range of the second byte: it alone excludes overlong forms, surrogates, more than U+10FFFF. */
 static void second_byte_range(unsigned char first, unsigned char *low, unsigned char *high)
 {
     *low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;

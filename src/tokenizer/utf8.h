@@ -13,7 +13,7 @@ typedef enum tamis_utf8_kind {
 } tamis_utf8_kind;
 
 /* U+FFFD, the replacement character. */
-#define TAMIS_UTF8_REPLACEMENT "\xef\xbf\xbd"
+#define TAMIS_UTF8_REPLACEMENT       "\xef\xbf\xbd"
 #define TAMIS_UTF8_REPLACEMENT_BYTES 3
 
 /* What begins at text[0] (bytes >= 1) and how many bytes belong to it: 1..4 for CHAR, 1..3 else. */

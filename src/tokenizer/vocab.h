@@ -44,19 +44,19 @@ typedef struct tamis_merge {
 typedef struct tamis_vocab {
     char *blob;
     size_t blob_bytes, blob_capacity;
-    int32_t num_ids;        /* highest id + 1 */
-    tamis_token_text *base; /* [num_ids] bytes of the base vocabulary's token */
-    tamis_token_text *text; /* [num_ids] bytes that decoding gives */
-    uint8_t *flags;         /* [num_ids] TAMIS_TOKEN_*; 0: no such id */
+    int32_t num_ids;         /* highest id + 1 */
+    tamis_token_text *base;  /* [num_ids] bytes of the base vocabulary's token */
+    tamis_token_text *text;  /* [num_ids] bytes that decoding gives */
+    uint8_t *flags;          /* [num_ids] TAMIS_TOKEN_*; 0: no such id */
     tamis_token_slot *slots; /* [slot_mask + 1] base tokens by bytes and kind */
     size_t slot_mask;
     tamis_merge *merges; /* [merge_mask + 1] by left and right */
     size_t merge_mask;
-    size_t longest_base; /* bytes of the longest base token */
+    size_t longest_base;  /* bytes of the longest base token */
     int32_t byte_id[256]; /* token of one byte, -1: none */
 } tamis_vocab;
 
-/* The bytes that a vocabulary string spells (out holds at least `bytes`); false: not the alphabet. */
+/* The bytes that a vocabulary string spells, at most `bytes`; false: not in the alphabet. */
 bool tamis_byte_alphabet_decode(const char *text, size_t bytes, char *out, size_t *out_bytes);
 
 /* Room for ids below num_ids, n_base base tokens, n_merges merges and blob_bytes of text. */

@@ -44,7 +44,8 @@ static expected expect(const char *text, size_t n, const char *const *strings, s
     return (expected){.n_shown = n - n_held, .n_flush = n_held};
 }
 
-/* Feed text in pieces that end at the set bits of `cuts`; after each the shown text must be right. */
+/* Feed text in pieces that end at the set bits of `cuts`; after each the shown text must be right.
+ */
 static void check_cuts(const char *text, const char *const *strings, size_t n_strings,
                        uint64_t cuts)
 {
@@ -57,8 +58,9 @@ static void check_cuts(const char *text, const char *const *strings, size_t n_st
     for (size_t to = 1; to <= n; ++to) {
         if (to < n && !(cuts >> to & 1))
             continue;
-        assert_int_equal(tamis_stop_push(stop, text + from, to - from, &out, &out_bytes, &hit, NULL),
-                         TAMIS_STATUS_OK);
+        assert_int_equal(
+            tamis_stop_push(stop, text + from, to - from, &out, &out_bytes, &hit, NULL),
+            TAMIS_STATUS_OK);
         assert_true(n_shown + out_bytes <= n);
         memcpy(shown + n_shown, out, out_bytes);
         n_shown += out_bytes;
@@ -87,7 +89,8 @@ static void check_all_cuts(const char *text, const char *const *strings, size_t 
 
 static void test_every_border(void **state)
 {
-    const char *const one[] = {"STOP"}, *const overlap[] = {"aab"}, *const nested[] = {"abcd", "bc"};
+    const char *const one[] = {"STOP"}, *const overlap[] = {"aab"},
+                      *const nested[] = {"abcd", "bc"};
     const char *const several[] = {"\n\n", "User:", "<|end|>"};
     check_all_cuts("a STOP b", one, 1);
     check_all_cuts("STOSTOP", one, 1);
@@ -210,9 +213,12 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_border), cmocka_unit_test(test_random),
-        cmocka_unit_test(test_nothing_after_a_hit), cmocka_unit_test(test_long_text),
-        cmocka_unit_test(test_invalid), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_every_border),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_nothing_after_a_hit),
+        cmocka_unit_test(test_long_text),
+        cmocka_unit_test(test_invalid),
+        cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

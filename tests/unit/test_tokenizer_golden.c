@@ -48,14 +48,13 @@ static void check_vector(const json_t *line, size_t line_no, void *user)
     decoded = decoded != NULL ? decoded : text;
     run->n_plain += plain != NULL;
     const bool same = encodes_to(run, text, TAMIS_ENCODE_ADDED_TOKENS, ids);
-    const bool same_plain =
-        encodes_to(run, text, TAMIS_ENCODE_PLAIN, plain != NULL ? plain : ids);
+    const bool same_plain = encodes_to(run, text, TAMIS_ENCODE_PLAIN, plain != NULL ? plain : ids);
     if (json_object_get(line, "needs_unicode") != NULL) {
         run->n_newer++;
         run->n_newer_equal += same && same_plain;
     } else if (!same || !same_plain) {
-        fail_msg("%s vector %zu: %s ids differ for \"%s\"", run->name, line_no,
-                 same ? "plain" : "", json_string_value(text));
+        fail_msg("%s vector %zu: %s ids differ for \"%s\"", run->name, line_no, same ? "plain" : "",
+                 json_string_value(text));
     }
     check_decode(run, ids, false, decoded, line_no);
     check_decode(run, ids, true, skipped != NULL ? skipped : decoded, line_no);
@@ -115,12 +114,30 @@ static void check_streams(const char *name, size_t n_streams)
     tamis_tokenizer_close(&run.tokenizer);
 }
 
-static void test_ds_vectors(void **state) { check_vectors("ds", 1048); }
-static void test_glm_vectors(void **state) { check_vectors("glm", 1078); }
-static void test_flags_vectors(void **state) { check_vectors("flags", 292); }
-static void test_ds_streams(void **state) { check_streams("ds", 261); }
-static void test_glm_streams(void **state) { check_streams("glm", 277); }
-static void test_flags_streams(void **state) { check_streams("flags", 244); }
+static void test_ds_vectors(void **state)
+{
+    check_vectors("ds", 1048);
+}
+static void test_glm_vectors(void **state)
+{
+    check_vectors("glm", 1078);
+}
+static void test_flags_vectors(void **state)
+{
+    check_vectors("flags", 292);
+}
+static void test_ds_streams(void **state)
+{
+    check_streams("ds", 261);
+}
+static void test_glm_streams(void **state)
+{
+    check_streams("glm", 277);
+}
+static void test_flags_streams(void **state)
+{
+    check_streams("flags", 244);
+}
 
 static void test_info(void **state)
 {

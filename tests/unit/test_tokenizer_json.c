@@ -1,4 +1,5 @@
-/* Damaged or foreign tokenizer.json and tokenizer_config.json: a status and a message that helps. */
+/* Damaged or foreign tokenizer.json and tokenizer_config.json: a status and a message that helps.
+ */
 #include "tokenizer_test.h"
 
 #include "core/mem.h"
@@ -16,8 +17,8 @@ static tamis_status open_bytes(const char *json, size_t bytes, const char *confi
 {
     *out = NULL;
     return tamis_tokenizer_open_text(out, json, bytes, "x/tokenizer.json", config,
-                                     config != NULL ? strlen(config) : 0,
-                                     "x/tokenizer_config.json", err);
+                                     config != NULL ? strlen(config) : 0, "x/tokenizer_config.json",
+                                     err);
 }
 
 /* A JSON text with its object at `path` ("model/merges/5") replaced; an empty value removes it. */
@@ -38,9 +39,8 @@ static char *changed_json(const char *text, size_t bytes, const char *path, cons
     } else {
         json_t *replacement = json_loads(value, JSON_DECODE_ANY, NULL);
         assert_non_null(replacement);
-        const int rc = json_is_array(at)
-                           ? json_array_set_new(at, (size_t)atoi(name), replacement)
-                           : json_object_set_new(at, name, replacement);
+        const int rc = json_is_array(at) ? json_array_set_new(at, (size_t)atoi(name), replacement)
+                                         : json_object_set_new(at, name, replacement);
         assert_int_equal(rc, 0);
     }
     char *changed = json_dumps(root, JSON_COMPACT);
@@ -55,9 +55,9 @@ typedef struct change {
     const char *message; /* must be part of the error; NULL for OK */
 } change;
 
-#define FORMAT TAMIS_STATUS_FORMAT
+#define FORMAT      TAMIS_STATUS_FORMAT
 #define UNSUPPORTED TAMIS_STATUS_UNSUPPORTED
-#define STEPS "pre_tokenizer/pretokenizers"
+#define STEPS       "pre_tokenizer/pretokenizers"
 
 static const change changes[] = {
     {"version", "\"2.0\"", UNSUPPORTED, "version is \"2.0\", allowed: \"1.0\""},
@@ -138,7 +138,8 @@ static const change changes[] = {
     {STEPS "/0/pattern", "\"a\"", FORMAT, "pretokenizers[0].pattern is \"a\""},
     {STEPS "/0/pattern/Regex", "1", FORMAT, "pretokenizers[0].pattern is 1"},
     {STEPS "/0/pattern/Regex", "\"(\"", UNSUPPORTED, "does not compile: missing closing"},
-    {STEPS "/0/pattern/Regex", "\"\\\\bx\"", UNSUPPORTED, "pretokenizers[0]: the split pattern has \\b"},
+    {STEPS "/0/pattern/Regex", "\"\\\\bx\"", UNSUPPORTED,
+     "pretokenizers[0]: the split pattern has \\b"},
     {STEPS "/0/pattern/Regex", "\"[a&&b]\"", UNSUPPORTED, "has && inside [...]"},
     {STEPS "/0/pattern/Regex", "\"\\\\p{Han}\"", UNSUPPORTED, "no general category"},
     {STEPS "/0/pattern/Regex", "\"a(?i)b\"", UNSUPPORTED, "has a (?...) of another kind"},
@@ -261,26 +262,48 @@ static void test_flipped_bytes(void **state)
     free(text);
 }
 
+/* Encode n bytes of 'a' with the glm tokenizer and this split pattern. */
+static tamis_status encode_by_pattern(const char *pattern, size_t n, size_t *n_ids,
+                                      tamis_error *err)
+{
+    size_t bytes;
+    char *text = read_test_file(GOLDEN_DIR "glm/tokenizer.json", &bytes), *sample = malloc(n);
+    char *changed = changed_json(text, bytes, STEPS "/0/pattern/Regex", pattern);
+    tamis_tokenizer *tokenizer;
+    int32_t *ids = NULL;
+    memset(sample, 'a', n);
+    assert_int_equal(open_bytes(changed, strlen(changed), NULL, &tokenizer, err), TAMIS_STATUS_OK);
+    const tamis_status st =
+        tamis_tokenizer_encode(tokenizer, sample, n, TAMIS_ENCODE_PLAIN, &ids, n_ids, err);
+    assert_true((ids != NULL) == (st == TAMIS_STATUS_OK));
+    tamis_ids_free(ids);
+    tamis_tokenizer_close(&tokenizer);
+    free(changed);
+    free(sample);
+    free(text);
+    return st;
+}
+
 /* A pattern that backtracks exponentially ends with a status, not never. */
 static void test_hostile_pattern(void **state)
 {
-    size_t bytes;
-    char *text = read_test_file(GOLDEN_DIR "glm/tokenizer.json", &bytes), sample[60];
-    char *changed = changed_json(text, bytes, STEPS "/0/pattern/Regex", "\"(?:a|aa|a{1,9})+[bc]\"");
     tamis_error err = {0};
-    tamis_tokenizer *tokenizer;
-    int32_t *ids = NULL;
-    size_t n_ids;
-    memset(sample, 'a', sizeof sample);
-    assert_int_equal(open_bytes(changed, strlen(changed), NULL, &tokenizer, &err), TAMIS_STATUS_OK);
-    assert_int_equal(tamis_tokenizer_encode(tokenizer, sample, sizeof sample, TAMIS_ENCODE_PLAIN,
-                                            &ids, &n_ids, &err),
+    size_t n_ids = 0;
+    assert_int_equal(encode_by_pattern("\"(?:a|aa|a{1,9})+[bc]\"", 60, &n_ids, &err),
                      TAMIS_STATUS_LIMIT);
     assert_non_null(strstr(err.text, "split pattern"));
-    assert_null(ids);
-    tamis_tokenizer_close(&tokenizer);
-    free(changed);
-    free(text);
+}
+
+/* One that remembers every step outgrows the JIT's stack, then the heap it may have. */
+static void test_greedy_pattern(void **state)
+{
+    static const char pattern[] = "\"(?:a(?=a|$)|b)+\"";
+    tamis_error err = {0};
+    size_t n_ids = 0;
+    assert_int_equal(encode_by_pattern(pattern, 50000, &n_ids, &err), TAMIS_STATUS_OK);
+    assert_int_equal(n_ids, 50000); /* the vocabulary merges no two a */
+    assert_int_equal(encode_by_pattern(pattern, 3000000, &n_ids, &err), TAMIS_STATUS_LIMIT);
+    assert_non_null(strstr(err.text, "split pattern"));
 }
 
 static void test_config(void **state)
@@ -354,10 +377,10 @@ static void test_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_changes),       cmocka_unit_test(test_damaged_text),
-        cmocka_unit_test(test_truncated),     cmocka_unit_test(test_flipped_bytes),
-        cmocka_unit_test(test_hostile_pattern), cmocka_unit_test(test_config),
-        cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_changes),         cmocka_unit_test(test_damaged_text),
+        cmocka_unit_test(test_truncated),       cmocka_unit_test(test_flipped_bytes),
+        cmocka_unit_test(test_hostile_pattern), cmocka_unit_test(test_greedy_pattern),
+        cmocka_unit_test(test_config),          cmocka_unit_test(test_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

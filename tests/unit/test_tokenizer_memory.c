@@ -69,8 +69,7 @@ static void check_open(const char *dir, uint64_t min_allocs, uint64_t max_tries)
         assert_int_equal(in_use(), before);
     }
     assert_true(n_refused >= 10);
-    print_message("%s: %d allocations, %d of them refused in turn\n", dir, (int)n,
-                  (int)n_refused);
+    print_message("%s: %d allocations, %d of them refused in turn\n", dir, (int)n, (int)n_refused);
     assert_int_equal(allocs_of_open(dir), n);
 }
 

@@ -11,67 +11,86 @@
 static const struct {
     const char *pattern, *text, *pieces; /* joined by slashes */
 } cases[] = {
-    {"\\s+", "a\xe1\xa0\x8e" "b c\xc2\xa0" "d\xc2\x85" "e\xe2\x80\x8b" "f",
-     "a\xe1\xa0\x8e" "b/ /c/\xc2\xa0/d/\xc2\x85/e\xe2\x80\x8b" "f"},
-    {"\\S+", " a\xe1\xa0\x8e" "b c",
-     " /a\xe1\xa0\x8e" "b/ /c"},
-    {"[^\\S\\n]+", "a \x0a\x09" "b",
+    {"\\s+",
+     "a\xe1\xa0\x8e"
+     "b c\xc2\xa0"
+     "d\xc2\x85"
+     "e\xe2\x80\x8b"
+     "f",
+     "a\xe1\xa0\x8e"
+     "b/ /c/\xc2\xa0/d/\xc2\x85/e\xe2\x80\x8b"
+     "f"},
+    {"\\S+",
+     " a\xe1\xa0\x8e"
+     "b c",
+     " /a\xe1\xa0\x8e"
+     "b/ /c"},
+    {"[^\\S\\n]+",
+     "a \x0a\x09"
+     "b",
      "a/ /\x0a/\x09/b"},
-    {"\\w+", "a_1\xc2\xb2\xcc\x81-b\xe2\x80\x8d" "c\xe2\x92\xb6",
+    {"\\w+",
+     "a_1\xc2\xb2\xcc\x81-b\xe2\x80\x8d"
+     "c\xe2\x92\xb6",
      "a_1\xc2\xb2\xcc\x81/-/b/\xe2\x80\x8d/c\xe2\x92\xb6"},
-    {"[\\w]+", "a\xc2\xb2" "b",
+    {"[\\w]+",
+     "a\xc2\xb2"
+     "b",
      "a/\xc2\xb2/b"},
-    {"\\W", "a\xc2\xb2-b",
-     "a\xc2\xb2/-/b"},
-    {"[\\v]|\\v", "a\x0b" "b\x0c" "c\xe2\x80\xa8" "d",
-     "a/\x0b/b\x0c" "c\xe2\x80\xa8" "d"},
-    {"\\u00e9+", "a\xc3\xa9\xc3\xa9" "b",
+    {"\\W", "a\xc2\xb2-b", "a\xc2\xb2/-/b"},
+    {"[\\v]|\\v",
+     "a\x0b"
+     "b\x0c"
+     "c\xe2\x80\xa8"
+     "d",
+     "a/\x0b/b\x0c"
+     "c\xe2\x80\xa8"
+     "d"},
+    {"\\u00e9+",
+     "a\xc3\xa9\xc3\xa9"
+     "b",
      "a/\xc3\xa9\xc3\xa9/b"},
-    {"\\x41|\\x{4e00}", "xAy\xe4\xb8\x80z",
-     "x/A/y/\xe4\xb8\x80/z"},
-    {"xa{,2}", "xaaaxx",
-     "xaa/a/x/x"},
-    {"^a|b$", "a\x0a" "ab\x0a" "b",
+    {"\\x41|\\x{4e00}", "xAy\xe4\xb8\x80z", "x/A/y/\xe4\xb8\x80/z"},
+    {"xa{,2}", "xaaaxx", "xaa/a/x/x"},
+    {"^a|b$",
+     "a\x0a"
+     "ab\x0a"
+     "b",
      "a/\x0a/a/b/\x0a/b"},
-    {"^", "a\x0a",
-     "a\x0a"},
-    {"x*", "axxb",
-     "a/xx/b"},
-    {"|", "ab",
-     "a/b"},
-    {"(?i)k+|s", "xKK\xe2\x84\xaa\xc5\xbfy",
-     "x/KK\xe2\x84\xaa/\xc5\xbf/y"},
-    {"(?i:ab)c", "ABcabC",
-     "ABc/abC"},
-    {"(?<=\\d)\\p{L}", "1a2bc",
-     "1/a/2/b/c"},
-    {"(?<!\\p{L})\\p{Lu}\\p{Ll}*", "AbcDef Gh",
-     "Abc/Def /Gh"},
-    {"(?>a+)(?=\\s)", "aa aaa",
-     "aa/ aaa"},
-    {"\\d+|\\D", "1\xd9\xa1\xc2\xb2",
-     "1\xd9\xa1/\xc2\xb2"},
-    {"a++b|a", "aaac",
-     "a/a/a/c"},
-    {"\\p{^L}+", "a12b",
-     "a/12/b"},
-    {"[\\P{N}]+", "a1b",
-     "a/1/b"},
-    {"[\\-\\]^]", "a-b]c^",
-     "a/-/b/]/c/^"},
-    {".+", "a\x0a" "b\x0d",
+    {"^", "a\x0a", "a\x0a"},
+    {"x*", "axxb", "a/xx/b"},
+    {"|", "ab", "a/b"},
+    {"(?i)k+|s", "xKK\xe2\x84\xaa\xc5\xbfy", "x/KK\xe2\x84\xaa/\xc5\xbf/y"},
+    {"(?i:ab)c", "ABcabC", "ABc/abC"},
+    {"(?<=\\d)\\p{L}", "1a2bc", "1/a/2/b/c"},
+    {"(?<!\\p{L})\\p{Lu}\\p{Ll}*", "AbcDef Gh", "Abc/Def /Gh"},
+    {"(?>a+)(?=\\s)", "aa aaa", "aa/ aaa"},
+    {"\\d+|\\D", "1\xd9\xa1\xc2\xb2", "1\xd9\xa1/\xc2\xb2"},
+    {"a++b|a", "aaac", "a/a/a/c"},
+    {"\\p{^L}+", "a12b", "a/12/b"},
+    {"[\\P{N}]+", "a1b", "a/1/b"},
+    {"[\\-\\]^]", "a-b]c^", "a/-/b/]/c/^"},
+    {".+",
+     "a\x0a"
+     "b\x0d",
      "a/\x0a/b\x0d"},
-    {"\\A\\p{L}|\\p{L}\\z", "abc",
-     "a/b/c"},
-    {"\\p{L}+", "a\xf0\x96\xb5\x80\xf0\x96\xb5\x81" "b\xf0\x9e\x97\xae",
-     "a\xf0\x96\xb5\x80\xf0\x96\xb5\x81" "b/\xf0\x9e\x97\xae"},
+    {"\\A\\p{L}|\\p{L}\\z", "abc", "a/b/c"},
+    {"\\p{L}+",
+     "a\xf0\x96\xb5\x80\xf0\x96\xb5\x81"
+     "b\xf0\x9e\x97\xae",
+     "a\xf0\x96\xb5\x80\xf0\x96\xb5\x81"
+     "b/\xf0\x9e\x97\xae"},
     {"\\p{Lu}", "\xea\x9f\x8b\xea\x9f\x8c\xf0\x90\xb5\x90",
      "\xea\x9f\x8b/\xea\x9f\x8c/\xf0\x90\xb5\x90"},
     {"\\p{N}{1,3}", "\xf0\x90\xb5\x80\xf0\x90\xb5\x81\xf0\x90\xb5\x82\xf0\x90\xb5\x83",
      "\xf0\x90\xb5\x80\xf0\x90\xb5\x81\xf0\x90\xb5\x82/\xf0\x90\xb5\x83"},
-    {"[\\p{P}\\p{S}]+", "a\xe1\xad\x8e\xf0\x9f\xab\xa8" "b",
+    {"[\\p{P}\\p{S}]+",
+     "a\xe1\xad\x8e\xf0\x9f\xab\xa8"
+     "b",
      "a/\xe1\xad\x8e\xf0\x9f\xab\xa8/b"},
-    {"\\p{M}+", "a\xe0\xa2\x97\xf0\x9e\x97\xae\xf0\x90\xbb\xbc" "b",
+    {"\\p{M}+",
+     "a\xe0\xa2\x97\xf0\x9e\x97\xae\xf0\x90\xbb\xbc"
+     "b",
      "a/\xe0\xa2\x97\xf0\x9e\x97\xae\xf0\x90\xbb\xbc/b"},
     {"[^\\p{Cn}]+", "\xf0\x9f\xab\xa8\xf0\x9f\x9b\x9cx\xcd\xb8",
      "\xf0\x9f\xab\xa8\xf0\x9f\x9b\x9cx/\xcd\xb8"},
@@ -98,9 +117,9 @@ static void split_by(const char *const *patterns, int n_patterns, const char *te
             TAMIS_STATUS_OK)
             fail_msg("%s: %s", patterns[i], err.text);
     assert_int_equal(tamis_split_scratch_init(&scratch, &splitter, &err), TAMIS_STATUS_OK);
-    assert_int_equal(tamis_splitter_run(&splitter, &scratch, text, strlen(text), join_piece, joined,
-                                        &err),
-                     TAMIS_STATUS_OK);
+    assert_int_equal(
+        tamis_splitter_run(&splitter, &scratch, text, strlen(text), join_piece, joined, &err),
+        TAMIS_STATUS_OK);
     tamis_split_scratch_free(&scratch);
     tamis_splitter_free(&splitter);
 }
@@ -132,13 +151,16 @@ static void test_several_patterns(void **state)
 static void test_refused(void **state)
 {
     static const char *const patterns[] = {
-        "\\b", "\\B", "\\h", "\\R", "\\X", "\\K", "\\G", "\\C", "\\Q", "\\1", "\\k<a>", "\\N", "\\",
-        "[a[b]]", "[[:alpha:]]", "[a&&b]", "[]", "[^]", "[a", "[\\W]", "[\\b]", "[\\A]",
-        "\\pL", "\\p{Han}", "\\p{Greek}", "\\p{l}", "\\p{Lx}", "\\p{", "\\p", "\\p{L", "\\p{}", "\\p{^}",
-        "\\xg", "\\x", "\\x{", "\\x{}", "\\x{41", "\\x80", "\\u123", "\\u", "\\x{110000}",
-        "(?<n>a)", "(?P<n>a)", "(?#c)", "(?x)a", "(?m:a)", "a(?i)b", "(?R)", "(?1)", "(*FAIL)", "(?",
-        "(", ")", "a{2}?", "a{2}+", "a{1,2}+", "a{}", "a{,}", "a{x", "a{12345}", "a**", "*a", "(?:*)",
-        "a|*", "{1}", "(?<=a+)b", "[z-a]",
+        "\\b",         "\\B",    "\\h",      "\\R",        "\\X",    "\\K",         "\\G",
+        "\\C",         "\\Q",    "\\1",      "\\k<a>",     "\\N",    "\\",          "[a[b]]",
+        "[[:alpha:]]", "[a&&b]", "[]",       "[^]",        "[a",     "[\\W]",       "[\\b]",
+        "[\\A]",       "\\pL",   "\\p{Han}", "\\p{Greek}", "\\p{l}", "\\p{Lx}",     "\\p{",
+        "\\p",         "\\p{L",  "\\p{}",    "\\p{^}",     "\\xg",   "\\x",         "\\x{",
+        "\\x{}",       "\\x{41", "\\x80",    "\\u123",     "\\u",    "\\x{110000}", "(?<n>a)",
+        "(?P<n>a)",    "(?#c)",  "(?x)a",    "(?m:a)",     "a(?i)b", "(?R)",        "(?1)",
+        "(*FAIL)",     "(?",     "(",        ")",          "a{2}?",  "a{2}+",       "a{1,2}+",
+        "a{}",         "a{,}",   "a{x",      "a{12345}",   "a**",    "*a",          "(?:*)",
+        "a|*",         "{1}",    "(?<=a+)b", "[z-a]",
     };
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; ++i) {
         tamis_splitter splitter = {0};
@@ -196,8 +218,10 @@ static void test_stand_ins(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_like_the_reference), cmocka_unit_test(test_several_patterns),
-        cmocka_unit_test(test_refused),            cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_like_the_reference),
+        cmocka_unit_test(test_several_patterns),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_limits),
         cmocka_unit_test(test_stand_ins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -154,9 +154,9 @@ static void test_random_text_normalized(void **state)
         int32_t *ids;
         size_t n_ids, bytes;
         const size_t n = random_text(&rng, text, ROOM);
-        assert_int_equal(tamis_tokenizer_encode(flags, text, n, TAMIS_ENCODE_ADDED_TOKENS, &ids,
-                                                &n_ids, NULL),
-                         TAMIS_STATUS_OK);
+        assert_int_equal(
+            tamis_tokenizer_encode(flags, text, n, TAMIS_ENCODE_ADDED_TOKENS, &ids, &n_ids, NULL),
+            TAMIS_STATUS_OK);
         assert_int_equal(tamis_tokenizer_decode(flags, ids, n_ids, true, &decoded, &bytes, NULL),
                          TAMIS_STATUS_OK);
         assert_int_equal(tamis_utf8_valid_prefix(decoded, bytes), bytes);
@@ -260,9 +260,9 @@ static void test_edges(void **state)
     assert_int_equal(bytes, 0);
     tamis_text_free(text);
     tamis_error err = {0};
-    assert_int_equal(tamis_tokenizer_encode(ds, "", (size_t)1 << 40, TAMIS_ENCODE_PLAIN,
-                                            &untouched, &n, &err),
-                     TAMIS_STATUS_LIMIT);
+    assert_int_equal(
+        tamis_tokenizer_encode(ds, "", (size_t)1 << 40, TAMIS_ENCODE_PLAIN, &untouched, &n, &err),
+        TAMIS_STATUS_LIMIT);
     assert_null(untouched);
     assert_int_equal(tamis_tokenizer_encode(ds, NULL, 1, TAMIS_ENCODE_PLAIN, &untouched, &n, NULL),
                      TAMIS_STATUS_INVALID);
@@ -321,9 +321,12 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_long_pieces),    cmocka_unit_test(test_random_text),
-        cmocka_unit_test(test_random_text_normalized), cmocka_unit_test(test_random_streams),
-        cmocka_unit_test(test_invalid_utf8),   cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_long_pieces),
+        cmocka_unit_test(test_random_text),
+        cmocka_unit_test(test_random_text_normalized),
+        cmocka_unit_test(test_random_streams),
+        cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_edges),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
