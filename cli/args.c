@@ -165,39 +165,47 @@ static int parse_positional(cli_args *args, const char *word)
     return usage_hint(args);
 }
 
+static int missing_value(const cli_args *args, const char *word, const cli_option *option)
+{
+    cli_fail(CLI_EXIT_USAGE, "%s: %s: a value is missing: %s", name_of(args), word,
+             option->metavar);
+    return usage_hint(args);
+}
+
+static int value_of_switch(const cli_args *args, const cli_option *option, const char *value)
+{
+    cli_fail(CLI_EXIT_USAGE, "%s: --%s: value seen '%s', allowed: none, it is a switch",
+             name_of(args), option->name, value);
+    return usage_hint(args);
+}
+
 /* One option at argv[*at], with its value if it has one; moves *at on. The last of two wins. */
 static int parse_option(cli_args *args, int argc, char **argv, int *at)
 {
     char *word = argv[(*at)++];
     char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
     const size_t bytes = equals != NULL ? (size_t)(equals - word) : strlen(word);
-    if (strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0) {
-        args->wants_help = true;
-        return CLI_EXIT_OK;
-    }
     const int id = cli_option_find(word, bytes);
     if (id < 0)
         return unknown_option(args, word, bytes);
-    if ((cli_options[id].commands & (1u << args->command)) == 0)
-        return other_commands_option(args, word, bytes, id);
     const cli_option *option = &cli_options[id];
-    const char *value = "1";
-    if (option->kind == CLI_KIND_FLAG && equals != NULL) {
-        cli_fail(CLI_EXIT_USAGE, "%s: --%s: value seen '%s', allowed: none, it is a switch",
-                 name_of(args), option->name, equals + 1);
-        return usage_hint(args);
+    if ((option->commands & (1u << args->command)) == 0)
+        return other_commands_option(args, word, bytes, id);
+    if (option->kind == CLI_KIND_FLAG)
+        return equals != NULL ? value_of_switch(args, option, equals + 1)
+                              : set_value(args, id, word, "1");
+    if (equals != NULL) {
+        *equals = '\0'; /* so that the word names the option in messages */
+        return set_value(args, id, word, equals + 1);
     }
-    if (option->kind != CLI_KIND_FLAG) {
-        if (equals == NULL && *at == argc) {
-            cli_fail(CLI_EXIT_USAGE, "%s: %s: a value is missing: %s", name_of(args), word,
-                     option->metavar);
-            return usage_hint(args);
-        }
-        value = equals != NULL ? equals + 1 : argv[(*at)++];
-        if (equals != NULL)
-            *equals = '\0'; /* so that the word names the option in messages */
-    }
-    return set_value(args, id, word, value);
+    if (*at == argc)
+        return missing_value(args, word, option);
+    return set_value(args, id, word, argv[(*at)++]);
+}
+
+static bool is_help(const char *word)
+{
+    return strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0;
 }
 
 static int parse_words(cli_args *args, int argc, char **argv)
@@ -211,13 +219,17 @@ static int parse_words(cli_args *args, int argc, char **argv)
             at++;
             continue;
         }
+        if (!options_ended && is_help(word)) {
+            args->wants_help = true;
+            return CLI_EXIT_OK;
+        }
         if (options_ended || word[0] != '-' || word[1] == '\0') {
             code = parse_positional(args, word);
             at++;
         } else {
             code = parse_option(args, argc, argv, &at);
         }
-        if (code != CLI_EXIT_OK || args->wants_help)
+        if (code != CLI_EXIT_OK)
             return code;
     }
     return CLI_EXIT_OK;
