@@ -10,20 +10,15 @@
 
 #include "support/engine_run.h"
 #include "support/long_text.h"
+#include "support/sanitized.h"
 #include "support/temp_dir.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define IS_SANITIZED 1
-#else
-#define IS_SANITIZED 0
-#endif
-
 /* Sanitizers are slow; the borders of interest lie below 1,500. */
-enum { LEN = IS_SANITIZED ? 1500 : 6000, STEP = 512 };
+enum { LEN = TEST_IS_SANITIZED ? 1500 : 6000, STEP = 512 };
 #define MIB ((uint64_t)1 << 20)
 
 static tamis_session_params long_params(void)
@@ -39,7 +34,7 @@ static tamis_session_params long_params(void)
 static void test_memory_grows_as_planned(void **state)
 {
     (void)state;
-    if (IS_SANITIZED)
+    if (TEST_IS_SANITIZED)
         skip(); /* shadow memory and redzones are counted too */
     char *dir = test_demo_with_max_len(LEN);
     int32_t *ids = test_long_ids(LEN);
