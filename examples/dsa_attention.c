@@ -89,7 +89,8 @@ static tamis_matrix matrix(int64_t rows, int64_t cols)
 
 int main(void)
 {
-    enum { HIDDEN = 128, HEADS = 4, DIM = 64, RANK = 96, GROUPS = 2, LOW = 48, N = 300, RATIO = 128 };
+    enum { HIDDEN = 128, HEADS = 4, DIM = 64, RANK = 96, GROUPS = 2, LOW = 48, RATIO = 128,
+           N = 300 /* tokens */ };
     const tamis_dsa_layer layer = {
         .config = {.hidden_size = HIDDEN, .num_heads = HEADS, .head_dim = DIM, .rope_head_dim = 32,
                    .q_lora_rank = RANK, .o_groups = GROUPS, .o_lora_rank = LOW,

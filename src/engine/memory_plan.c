@@ -9,8 +9,8 @@
 #include "engine/session_internal.h"
 
 #define DEFAULT_MAX_MODEL_LEN 4096
-#define MAX_DEFAULT_THREADS 64
-#define MAX_SEQS 65536
+#define MAX_DEFAULT_THREADS   64
+#define MAX_SEQS              65536
 
 /* CPUs this process may run on. */
 static int32_t num_cpus(void)
@@ -163,8 +163,8 @@ tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *m
         .cache_bytes_per_token = caches.per_block / (uint64_t)params->block_tokens,
         .workspace = attention + activations,
         .logits = logits};
-    out->total = out->weights_widened + out->cache_blocks + out->cache_rings + out->workspace +
-                 out->logits;
+    out->total =
+        out->weights_widened + out->cache_blocks + out->cache_rings + out->workspace + out->logits;
     out->limit = params->memory_limit_bytes;
     if (out->limit == 0) {
         const uint64_t available = tamis_available_memory();
@@ -176,8 +176,7 @@ tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *m
     return TAMIS_STATUS_OK;
 }
 
-tamis_status tamis_session_plan_memory(const tamis_model *model,
-                                       const tamis_session_params *params,
+tamis_status tamis_session_plan_memory(const tamis_model *model, const tamis_session_params *params,
                                        tamis_memory_plan *out, tamis_error *err)
 {
     tamis_session_params resolved;

@@ -77,13 +77,15 @@ void tamis_model_close(tamis_model **model_ptr)
     tamis_mem_free(model);
 }
 
-const tamis_model_info *tamis_model_get_info(const tamis_model *model) { return &model->info; }
+const tamis_model_info *tamis_model_get_info(const tamis_model *model)
+{
+    return &model->info;
+}
 
 int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer)
 {
-    return layer < 0 || layer >= model->info.num_hidden_layers
-               ? -1
-               : model->dsa[layer].compress_ratio;
+    return layer < 0 || layer >= model->info.num_hidden_layers ? -1
+                                                               : model->dsa[layer].compress_ratio;
 }
 
 /* ---------------------------------------------------------------- inspection */
@@ -95,8 +97,8 @@ static tamis_status cache_bytes(const tamis_model *model, tamis_dtype dtype, uin
     tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
     tamis_dsa_cache_bytes bytes = {0};
     params.kv_cache_dtype = dtype;
-    TAMIS_TRY(tamis_dsa_caches_measure(model->dsa, model->config.num_hidden_layers, &params,
-                                       &bytes, err));
+    TAMIS_TRY(tamis_dsa_caches_measure(model->dsa, model->config.num_hidden_layers, &params, &bytes,
+                                       err));
     *per_token = bytes.per_block / (uint64_t)params.block_tokens;
     *per_sequence = bytes.per_slot;
     return TAMIS_STATUS_OK;
@@ -105,21 +107,20 @@ static tamis_status cache_bytes(const tamis_model *model, tamis_dtype dtype, uin
 static tamis_status inspect(tamis_model *model, tamis_error *err)
 {
     tamis_status st;
-    TAMIS_TRY(tamis_inspect_build(&model->inspect, model->checkpoint, &model->config, &model->info,
-                                  err));
+    TAMIS_TRY(
+        tamis_inspect_build(&model->inspect, model->checkpoint, &model->config, &model->info, err));
     tamis_inspection *i = tamis_inspect_get(model->inspect);
     TAMIS_TRY_GOTO(cache_bytes(model, TAMIS_DTYPE_BF16, &i->kv_bytes_per_token_bf16,
                                &i->ring_bytes_bf16, err));
-    TAMIS_TRY_GOTO(cache_bytes(model, TAMIS_DTYPE_F32, &i->kv_bytes_per_token_f32,
-                               &i->ring_bytes_f32, err));
+    TAMIS_TRY_GOTO(
+        cache_bytes(model, TAMIS_DTYPE_F32, &i->kv_bytes_per_token_f32, &i->ring_bytes_f32, err));
     return TAMIS_STATUS_OK;
 fail:
     tamis_inspect_free(&model->inspect);
     return st;
 }
 
-tamis_status tamis_model_inspect(tamis_model *model, const tamis_inspection **out,
-                                 tamis_error *err)
+tamis_status tamis_model_inspect(tamis_model *model, const tamis_inspection **out, tamis_error *err)
 {
     if (model == NULL || out == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "inspect: model or out is NULL");

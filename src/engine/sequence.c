@@ -22,8 +22,8 @@ static tamis_status find_live(const tamis_session *session, int32_t seq, tamis_s
     return TAMIS_STATUS_OK;
 }
 
-tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq,
-                                    tamis_sequence **out, tamis_error *err)
+tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq, tamis_sequence **out,
+                                    tamis_error *err)
 {
     TAMIS_TRY(find_live(session, seq, out, err));
     if ((*out)->is_faulty)
@@ -51,8 +51,7 @@ tamis_status tamis_seq_create(tamis_session *session, int32_t *seq, tamis_error 
         return tamis_fail(err, TAMIS_STATUS_INVALID, "sequence: session or seq is NULL");
     TAMIS_TRY(find_unused(session, &i, err));
     tamis_dsa_caches_clear_slot(session->caches, i);
-    session->sequences[i] =
-        (tamis_sequence){.is_live = true, .table = session->sequences[i].table};
+    session->sequences[i] = (tamis_sequence){.is_live = true, .table = session->sequences[i].table};
     *seq = i;
     return TAMIS_STATUS_OK;
 }
@@ -115,8 +114,11 @@ static void copy_sequence(tamis_session *session, int32_t from, int32_t to, int3
 {
     const tamis_sequence *s = &session->sequences[from];
     tamis_sequence *t = &session->sequences[to];
-    *t = (tamis_sequence){.is_live = true, .len = s->len, .high = s->high,
-                          .n_blocks = s->n_blocks, .table = t->table};
+    *t = (tamis_sequence){.is_live = true,
+                          .len = s->len,
+                          .high = s->high,
+                          .n_blocks = s->n_blocks,
+                          .table = t->table};
     memcpy(t->table, s->table, (size_t)s->n_blocks * sizeof *t->table);
     const int32_t n_full = s->len / session->params.block_tokens;
     for (int32_t i = 0; i < n_full; i++)
@@ -128,8 +130,7 @@ static void copy_sequence(tamis_session *session, int32_t from, int32_t to, int3
     tamis_dsa_caches_copy_slot(session->caches, to, from);
 }
 
-tamis_status tamis_seq_fork(tamis_session *session, int32_t seq, int32_t *new_seq,
-                            tamis_error *err)
+tamis_status tamis_seq_fork(tamis_session *session, int32_t seq, int32_t *new_seq, tamis_error *err)
 {
     tamis_sequence *s = NULL;
     int32_t to = 0, block = 0;

@@ -27,8 +27,7 @@ static void layout(tamis_session *session, tamis_arena *arena)
     step->query_start = tamis_arena_take(arena, n_seqs + 1, sizeof *step->query_start);
     step->seq_lens = tamis_arena_take(arena, n_seqs, sizeof *step->seq_lens);
     step->block_table = tamis_arena_take(arena, n_seqs * width, sizeof *step->block_table);
-    step->tokens =
-        tamis_arena_take(arena, (size_t)p->max_num_batched_tokens, sizeof *step->tokens);
+    step->tokens = tamis_arena_take(arena, (size_t)p->max_num_batched_tokens, sizeof *step->tokens);
     step->logit_rows = tamis_arena_take(arena, (size_t)p->max_num_logits, sizeof *step->logit_rows);
     step->claims = tamis_arena_take(arena, max_claims(p), sizeof *step->claims);
 }
@@ -63,7 +62,10 @@ tamis_status tamis_session_workspace_measure(const tamis_model *model,
 
 /* ---------------------------------------------------------------- open and close */
 
-static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
 
 static tamis_status check_limit(const tamis_memory_plan *plan, tamis_error *err)
 {
@@ -80,8 +82,8 @@ static tamis_status check_limit(const tamis_memory_plan *plan, tamis_error *err)
 static tamis_status take_workspace(tamis_session *session, tamis_error *err)
 {
     size_t bytes, logits;
-    TAMIS_TRY(tamis_session_workspace_measure(session->model, &session->params, &bytes, &logits,
-                                              err));
+    TAMIS_TRY(
+        tamis_session_workspace_measure(session->model, &session->params, &bytes, &logits, err));
     session->workspace = tamis_mem_alloc(TAMIS_MEM_WORKSPACE, bytes);
     session->logits = tamis_mem_alloc(TAMIS_MEM_WORKSPACE, logits);
     if (session->workspace == NULL || session->logits == NULL)
@@ -158,7 +160,10 @@ void tamis_session_set_tap(tamis_session *session, tamis_tap_fn fn, void *user)
     session->v4.tap = (tamis_tap){fn, user};
 }
 
-tamis_dsa_caches *tamis_session_caches(tamis_session *session) { return session->caches; }
+tamis_dsa_caches *tamis_session_caches(tamis_session *session)
+{
+    return session->caches;
+}
 
 const int32_t *tamis_session_block_table(const tamis_session *session, int32_t seq,
                                          int32_t *n_blocks)

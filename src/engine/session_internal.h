@@ -13,9 +13,9 @@
 
 typedef struct tamis_sequence {
     bool is_live;
-    bool is_faulty;   /* was in a step that met a NaN: may only be dropped */
-    int32_t len;      /* tokens */
-    int32_t high;     /* largest length its rings were written to since they were cleared */
+    bool is_faulty; /* was in a step that met a NaN: may only be dropped */
+    int32_t len;    /* tokens */
+    int32_t high;   /* largest length its rings were written to since they were cleared */
     int32_t n_blocks;
     int32_t *table;   /* [table_width] */
     uint64_t in_step; /* number of the latest step that named it */
@@ -62,8 +62,8 @@ tamis_status tamis_session_workspace_measure(const tamis_model *model,
                                              size_t *logits, tamis_error *err);
 
 /* The live sequence of that index. errors: INVALID, STATE (faulty) */
-tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq,
-                                    tamis_sequence **out, tamis_error *err);
+tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq, tamis_sequence **out,
+                                    tamis_error *err);
 
 /* ---------------------------------------------------------------- for tests */
 

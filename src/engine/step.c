@@ -52,10 +52,14 @@ static tamis_status check_feed(tamis_session *session, const tamis_feed *feed, t
 static bool wants_logits(const tamis_feed *feed, int32_t i)
 {
     switch (feed->logits) {
-    case TAMIS_LOGITS_NONE: return false;
-    case TAMIS_LOGITS_LAST: return i == feed->n_tokens - 1;
-    case TAMIS_LOGITS_ALL: return true;
-    case TAMIS_LOGITS_MASK: return feed->logits_mask[i] != 0;
+    case TAMIS_LOGITS_NONE:
+        return false;
+    case TAMIS_LOGITS_LAST:
+        return i == feed->n_tokens - 1;
+    case TAMIS_LOGITS_ALL:
+        return true;
+    case TAMIS_LOGITS_MASK:
+        return feed->logits_mask[i] != 0;
     }
     return false;
 }
@@ -114,8 +118,8 @@ static bool claim(tamis_session *session, int32_t seq, int32_t table_idx, int32_
 }
 
 /* Blocks of the request's new tokens: fresh ones, or copies of those it shares with a fork. */
-static tamis_status reserve_request(tamis_session *session, int32_t req, int32_t seq,
-                                    int32_t n_new, tamis_error *err)
+static tamis_status reserve_request(tamis_session *session, int32_t req, int32_t seq, int32_t n_new,
+                                    tamis_error *err)
 {
     const tamis_sequence *s = &session->sequences[seq];
     const int32_t block_tokens = session->params.block_tokens;
@@ -128,9 +132,8 @@ static tamis_status reserve_request(tamis_session *session, int32_t req, int32_t
             continue;
         if (!claim(session, seq, i, old))
             return tamis_fail(err, TAMIS_STATUS_NO_BLOCKS,
-                              "sequence %d: no block for tokens %d..%d, all %d are in use",
-                              seq, i * block_tokens, s->len + n_new - 1,
-                              session->params.num_blocks - 1);
+                              "sequence %d: no block for tokens %d..%d, all %d are in use", seq,
+                              i * block_tokens, s->len + n_new - 1, session->params.num_blocks - 1);
         table[i] = session->step.claims[session->step.n_claims - 1].block;
     }
     return TAMIS_STATUS_OK;
@@ -272,7 +275,10 @@ tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds,
     return TAMIS_STATUS_OK;
 }
 
-int32_t tamis_session_num_logits(const tamis_session *session) { return session->n_logits; }
+int32_t tamis_session_num_logits(const tamis_session *session)
+{
+    return session->n_logits;
+}
 
 const float *tamis_session_logits(const tamis_session *session, int32_t row)
 {
@@ -281,4 +287,7 @@ const float *tamis_session_logits(const tamis_session *session, int32_t row)
     return session->logits + (int64_t)row * session->model->info.vocab_size;
 }
 
-uint64_t tamis_num_allocs_in_run(void) { return tamis_mem_num_allocs_in_run(); }
+uint64_t tamis_num_allocs_in_run(void)
+{
+    return tamis_mem_num_allocs_in_run();
+}

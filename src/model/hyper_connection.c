@@ -90,8 +90,8 @@ static float gate(float z, float r, float scale, float base)
     return tamis_math_sigmoid(fmaf(z * r, scale, base));
 }
 
-void tamis_hc_coefficients(const tamis_model_config *config, const tamis_hc_weights *site,
-                           float r, float *z)
+void tamis_hc_coefficients(const tamis_model_config *config, const tamis_hc_weights *site, float r,
+                           float *z)
 {
     const int32_t m = config->hc_mult;
     float *comb = z + 2 * m;
@@ -150,8 +150,14 @@ bool tamis_hc_collapse(const tamis_exec *exec, const tamis_model_config *config,
                        const tamis_hc_weights *site, const float *norm, const float *streams,
                        int64_t n_tokens, float *coefs, float *x)
 {
-    hc_pass pass = {.exec = exec, .config = config, .site = site, .norm = norm,
-                    .streams = (float *)streams, .coefs = coefs, .x = x, .n = n_tokens};
+    hc_pass pass = {.exec = exec,
+                    .config = config,
+                    .site = site,
+                    .norm = norm,
+                    .streams = (float *)streams,
+                    .coefs = coefs,
+                    .x = x,
+                    .n = n_tokens};
     const tamis_linear_job job = tamis_linear_full(&site->fn, streams, coefs, n_tokens);
     tamis_linear_run(exec, &job, 1);
     return run(&pass, collapse_thread);
@@ -181,8 +187,14 @@ bool tamis_hc_head(const tamis_exec *exec, const tamis_model_config *config,
                    const int32_t *rows, int64_t n_rows, float *x)
 {
     assert(config->hc_mult <= TAMIS_MAX_HC_MULT);
-    hc_pass pass = {.exec = exec, .config = config, .site = site, .norm = norm,
-                    .streams = (float *)streams, .x = x, .rows = rows, .n = n_rows};
+    hc_pass pass = {.exec = exec,
+                    .config = config,
+                    .site = site,
+                    .norm = norm,
+                    .streams = (float *)streams,
+                    .x = x,
+                    .rows = rows,
+                    .n = n_rows};
     return run(&pass, head_thread);
 }
 
@@ -227,7 +239,11 @@ bool tamis_hc_expand(const tamis_exec *exec, const tamis_model_config *config, c
                      const float *v, float *streams, int64_t n_tokens)
 {
     assert(config->hc_mult <= TAMIS_MAX_HC_MULT);
-    hc_pass pass = {.exec = exec, .config = config, .streams = streams, .coefs = (float *)coefs,
-                    .v = v, .n = n_tokens};
+    hc_pass pass = {.exec = exec,
+                    .config = config,
+                    .streams = streams,
+                    .coefs = (float *)coefs,
+                    .v = v,
+                    .n = n_tokens};
     return run(&pass, expand_thread);
 }

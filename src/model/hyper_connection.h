@@ -26,8 +26,8 @@ static inline int32_t tamis_hc_num_coefs(const tamis_model_config *config)
 size_t tamis_hc_scratch_floats(const tamis_model_config *config); /* per thread */
 
 /* One token: z [(2 + m) m] (r not yet applied) -> pre [m], post [m], C [m][m] in place. */
-void tamis_hc_coefficients(const tamis_model_config *config, const tamis_hc_weights *site,
-                           float r, float *z);
+void tamis_hc_coefficients(const tamis_model_config *config, const tamis_hc_weights *site, float r,
+                           float *z);
 
 /*
  * Coefficients of every token and the sublayer's normed input; two barriers.

@@ -23,19 +23,21 @@ typedef struct moe_pass {
     atomic_bool has_fault;
 } moe_pass;
 
+/* clang-format off */
 static int64_t num_experts(const moe_pass *pass) { return pass->moe->config->n_routed_experts; }
 static int64_t per_token(const moe_pass *pass) { return pass->moe->config->num_experts_per_tok; }
 static int64_t hidden_size(const moe_pass *pass) { return pass->moe->config->hidden_size; }
 static int64_t width(const moe_pass *pass) { return pass->moe->config->moe_intermediate_size; }
 static int64_t shared_width(const moe_pass *pass) { return pass->weights->shared.w1.rows; }
+/* clang-format on */
 
 void tamis_moe_layout(tamis_moe *moe, tamis_arena *arena)
 {
     const tamis_model_config *c = moe->config;
     const size_t n_tokens = (size_t)moe->max_tokens, n_experts = (size_t)c->n_routed_experts;
     const size_t n_rows = n_tokens * (size_t)c->num_experts_per_tok;
-    const size_t inner = (n_rows + n_tokens * (size_t)c->n_shared_experts) *
-                         (size_t)c->moe_intermediate_size;
+    const size_t inner =
+        (n_rows + n_tokens * (size_t)c->n_shared_experts) * (size_t)c->moe_intermediate_size;
     moe->scores = tamis_arena_take(arena, n_tokens * n_experts, sizeof(float));
     moe->ids = tamis_arena_take(arena, n_rows, sizeof(int32_t));
     moe->weights = tamis_arena_take(arena, n_rows, sizeof(float));
@@ -233,8 +235,8 @@ static void project_up(const moe_pass *pass)
     for (int64_t e = 0; e < num_experts(pass); e++) {
         const tamis_expert_weights *w = &pass->weights->experts[e];
         const int64_t first = moe->first_row[e], n = num_rows_of(moe, e);
-        const float *x = n == 1 ? pass->x + moe->token_of[first] * hidden
-                                : moe->rows + first * hidden;
+        const float *x =
+            n == 1 ? pass->x + moe->token_of[first] * hidden : moe->rows + first * hidden;
         if (n == 0)
             continue;
         moe->jobs[n_jobs++] = tamis_linear_full(&w->w1, x, moe->gate + first * width(pass), n);
@@ -286,8 +288,8 @@ static void combine_columns(const moe_pass *pass, int64_t token, int64_t first, 
     const tamis_moe *moe = pass->moe;
     float sum[GRAIN] = {0}, *y = pass->y + token * hidden_size(pass) + first;
     for (int64_t i = token * per_token(pass); i < (token + 1) * per_token(pass); i++)
-        kernels->axpy(sum, moe->weights[i],
-                      moe->rows + moe->row_of[i] * hidden_size(pass) + first, n);
+        kernels->axpy(sum, moe->weights[i], moe->rows + moe->row_of[i] * hidden_size(pass) + first,
+                      n);
     if (shared_width(pass) > 0)
         kernels->add(sum, y, n);
     memcpy(y, sum, (size_t)n * sizeof *y);
@@ -301,8 +303,7 @@ static void combine_thread(void *arg, int thread_idx, int n_threads)
     tamis_team_range(pass->n_tokens * n_parts, 1, thread_idx, n_threads, &begin, &end);
     for (int64_t i = begin; i < end; i++) {
         const int64_t first = i % n_parts * GRAIN;
-        combine_columns(pass, i / n_parts, first,
-                        tamis_min_i64(GRAIN, hidden_size(pass) - first));
+        combine_columns(pass, i / n_parts, first, tamis_min_i64(GRAIN, hidden_size(pass) - first));
     }
 }
 
@@ -310,8 +311,13 @@ bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_w
                        const int32_t *tokens, const float *x, int64_t n_tokens, float *y)
 {
     assert(n_tokens <= moe->max_tokens);
-    moe_pass pass = {.moe = moe, .exec = exec, .weights = weights, .tokens = tokens, .x = x,
-                     .y = y, .n_tokens = n_tokens};
+    moe_pass pass = {.moe = moe,
+                     .exec = exec,
+                     .weights = weights,
+                     .tokens = tokens,
+                     .x = x,
+                     .y = y,
+                     .n_tokens = n_tokens};
     if (!route(&pass))
         return false;
     group_by_expert(&pass);

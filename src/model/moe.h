@@ -25,14 +25,14 @@
 typedef struct tamis_moe {
     const tamis_model_config *config;
     int32_t max_tokens;
-    float *scores;      /* [T][n_routed_experts] logits, then scores */
-    int32_t *ids;       /* [T][K] ascending */
-    float *weights;     /* [T][K] */
-    int32_t *first_row; /* [n_routed_experts + 1] rows of an expert, in order of tokens */
-    int32_t *row_of;    /* [T][K] */
-    int32_t *token_of;  /* [T K] */
-    float *rows;        /* [T K][H] inputs by expert, later their outputs */
-    float *gate, *up;   /* [T K][I], then the shared expert's [T][I n_shared] */
+    float *scores;          /* [T][n_routed_experts] logits, then scores */
+    int32_t *ids;           /* [T][K] ascending */
+    float *weights;         /* [T][K] */
+    int32_t *first_row;     /* [n_routed_experts + 1] rows of an expert, in order of tokens */
+    int32_t *row_of;        /* [T][K] */
+    int32_t *token_of;      /* [T K] */
+    float *rows;            /* [T K][H] inputs by expert, later their outputs */
+    float *gate, *up;       /* [T K][I], then the shared expert's [T][I n_shared] */
     tamis_linear_job *jobs; /* [2 (n_routed_experts + 1)] */
 } tamis_moe;
 

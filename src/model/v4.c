@@ -19,8 +19,7 @@ void tamis_v4_layout(tamis_v4 *v4, tamis_arena *arena)
     v4->moe.config = c;
     v4->moe.max_tokens = v4->max_tokens;
     tamis_moe_layout(&v4->moe, arena);
-    v4->exec.scratch_floats =
-        (size_t)tamis_round_up((int64_t)(hc > moe ? hc : moe), TAMIS_LANES);
+    v4->exec.scratch_floats = (size_t)tamis_round_up((int64_t)(hc > moe ? hc : moe), TAMIS_LANES);
     v4->exec.scratch =
         tamis_arena_take(arena, (size_t)v4->n_threads * v4->exec.scratch_floats, sizeof(float));
 }
@@ -126,8 +125,8 @@ static bool run_head(v4_pass *pass)
     const tamis_v4_step *step = pass->step;
     if (step->n_logits == 0)
         return true;
-    if (!tamis_hc_head(&v4->exec, v4->config, &v4->weights->hc_head, v4->weights->norm,
-                       v4->streams, step->logit_rows, step->n_logits, v4->head_x))
+    if (!tamis_hc_head(&v4->exec, v4->config, &v4->weights->hc_head, v4->weights->norm, v4->streams,
+                       step->logit_rows, step->n_logits, v4->head_x))
         return false;
     const tamis_linear_job job =
         tamis_linear_full(&v4->weights->head, v4->head_x, step->logits, step->n_logits);

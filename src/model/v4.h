@@ -12,7 +12,7 @@
 
 /* What tamis_v4_forward returns: all is well, or the part in which a NaN or infinity came up: a
  * layer, or the embedding and the head (numbered as tamis_v4_weights_find_fault does). */
-#define TAMIS_V4_FINE (-2)
+#define TAMIS_V4_FINE       (-2)
 #define TAMIS_V4_FAULT_ENDS (-1)
 
 /* A model with its activations; T = max_tokens, R = max_logits, m = hc_mult. */
@@ -38,7 +38,7 @@ typedef struct tamis_v4_step {
     int32_t n_tokens;          /* those of the plan */
     const int32_t *logit_rows; /* [n_logits] tokens whose logits are wanted */
     int32_t n_logits;
-    float *logits;             /* [n_logits][vocab_size] */
+    float *logits; /* [n_logits][vocab_size] */
     tamis_dsa_plan *plan;
     tamis_dsa_caches *caches;
 } tamis_v4_step;

@@ -30,16 +30,23 @@ static float *random_floats(test_rng *rng, size_t n, float factor)
 
 static site make_site(test_rng *rng, int32_t m, int32_t hidden, bool is_head)
 {
-    site s = {.config = {.hidden_size = hidden, .hc_mult = m, .hc_sinkhorn_iters = 20,
-                         .hc_eps = 1e-6f, .rms_norm_eps = 1e-6f}};
+    site s = {.config = {.hidden_size = hidden,
+                         .hc_mult = m,
+                         .hc_sinkhorn_iters = 20,
+                         .hc_eps = 1e-6f,
+                         .rms_norm_eps = 1e-6f}};
     const int64_t rows = is_head ? m : (2 + m) * m, cols = (int64_t)m * hidden;
     s.fn = random_floats(rng, (size_t)(rows * cols), 1 / sqrtf((float)cols));
     s.base = random_floats(rng, (size_t)rows, 1);
     s.scale = random_floats(rng, 3, 1);
     s.norm = random_floats(rng, (size_t)hidden, 1);
-    s.weights = (tamis_hc_weights){.fn = {.dtype = TAMIS_DTYPE_F32, .rows = rows, .cols = cols,
-                                          .data = s.fn, .row_bytes = cols * 4},
-                                   .base = s.base, .scale = s.scale};
+    s.weights = (tamis_hc_weights){.fn = {.dtype = TAMIS_DTYPE_F32,
+                                          .rows = rows,
+                                          .cols = cols,
+                                          .data = s.fn,
+                                          .row_bytes = cols * 4},
+                                   .base = s.base,
+                                   .scale = s.scale};
     return s;
 }
 
@@ -53,7 +60,10 @@ static void free_site(site *s)
 
 /* ---------------------------------------------------------------- the reference */
 
-static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
 
 /* z of one token, r applied. */
 static void reference_z(const site *s, const float *streams, double *z)
@@ -103,8 +113,7 @@ static void reference_norm(const site *s, const double *u, double *x)
     double squares = 0;
     for (int64_t d = 0; d < s->config.hidden_size; d++)
         squares += u[d] * u[d];
-    const double r =
-        1 / sqrt(squares / s->config.hidden_size + (double)s->config.rms_norm_eps);
+    const double r = 1 / sqrt(squares / s->config.hidden_size + (double)s->config.rms_norm_eps);
     for (int64_t d = 0; d < s->config.hidden_size; d++)
         x[d] = u[d] * r * s->norm[d];
 }
@@ -139,10 +148,10 @@ static void whole_site(test_rng *rng, int32_t m, int32_t hidden, int64_t n_token
     float *x = malloc((size_t)(n_tokens * hidden) * sizeof *x);
     double *want_x = malloc((size_t)hidden * sizeof *want_x);
     memcpy(old, streams, (size_t)(n_tokens * width) * sizeof *old);
-    tamis_exec exec = test_exec_open(2, tamis_cpu_level_available(),
-                                     tamis_hc_scratch_floats(&s.config));
-    assert_true(tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, streams, n_tokens, coefs,
-                                  x));
+    tamis_exec exec =
+        test_exec_open(2, tamis_cpu_level_available(), tamis_hc_scratch_floats(&s.config));
+    assert_true(
+        tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, streams, n_tokens, coefs, x));
     assert_memory_equal(old, streams, (size_t)(n_tokens * width) * sizeof *old);
     assert_true(tamis_hc_expand(&exec, &s.config, coefs, v, streams, n_tokens));
     for (int64_t t = 0; t < n_tokens; t++) {
@@ -224,7 +233,8 @@ static void the_sum_runs_over_the_first_index(void **state)
     test_rng_fill_normal(&rng, &streams[0][0], 64);
     memcpy(old, streams, sizeof old);
     tamis_exec exec = test_exec_open(1, TAMIS_CPU_PORTABLE, tamis_hc_scratch_floats(&s.config));
-    assert_true(tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, &streams[0][0], 1, coefs, x));
+    assert_true(
+        tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, &streams[0][0], 1, coefs, x));
     assert_true(tamis_hc_expand(&exec, &s.config, coefs, v, &streams[0][0], 1));
     for (int a = 0; a < 4; a++)
         for (int d = 0; d < 16; d++)
@@ -241,8 +251,8 @@ static void the_head_collapses_the_rows_it_is_asked_for(void **state)
     site s = make_site(&rng, M, H, true);
     float *streams = random_floats(&rng, T * M * H, 2), x[3][H];
     const int32_t rows[3] = {0, 3, 5};
-    tamis_exec exec = test_exec_open(2, tamis_cpu_level_available(),
-                                     tamis_hc_scratch_floats(&s.config));
+    tamis_exec exec =
+        test_exec_open(2, tamis_cpu_level_available(), tamis_hc_scratch_floats(&s.config));
     assert_true(tamis_hc_head(&exec, &s.config, &s.weights, s.norm, streams, rows, 3, &x[0][0]));
     for (int i = 0; i < 3; i++) {
         double z[M], pre[M], want[H];
@@ -272,8 +282,8 @@ static void batch_threads_and_level_do_not_show(void **state)
     tamis_exec one = test_exec_open(1, TAMIS_CPU_PORTABLE, tamis_hc_scratch_floats(&s.config));
     for (int t = 0; t < T; t++) {
         float *row = want_streams + t * M * H;
-        assert_true(tamis_hc_collapse(&one, &s.config, &s.weights, s.norm, row, 1, coefs,
-                                      want_x + t * H));
+        assert_true(
+            tamis_hc_collapse(&one, &s.config, &s.weights, s.norm, row, 1, coefs, want_x + t * H));
         assert_true(tamis_hc_expand(&one, &s.config, coefs, v + t * H, row, 1));
     }
     test_exec_close(&one);
@@ -282,8 +292,8 @@ static void batch_threads_and_level_do_not_show(void **state)
             tamis_exec exec = test_exec_open(n_threads, (tamis_cpu_level)level,
                                              tamis_hc_scratch_floats(&s.config));
             memcpy(streams, input, sizeof streams);
-            assert_true(tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, streams, T, coefs,
-                                          x));
+            assert_true(
+                tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, streams, T, coefs, x));
             assert_true(tamis_hc_expand(&exec, &s.config, coefs, v, streams, T));
             assert_memory_equal(x, want_x, sizeof x);
             assert_memory_equal(streams, want_streams, sizeof streams);
@@ -302,8 +312,8 @@ static void what_is_not_finite_is_reported(void **state)
     site s = make_site(&rng, M, H, false), head = make_site(&rng, M, H, true);
     const float bad[3] = {NAN, INFINITY, -INFINITY};
     const int32_t rows[1] = {1};
-    tamis_exec exec = test_exec_open(1, tamis_cpu_level_available(),
-                                     tamis_hc_scratch_floats(&s.config));
+    tamis_exec exec =
+        test_exec_open(1, tamis_cpu_level_available(), tamis_hc_scratch_floats(&s.config));
     for (int i = 0; i < 3; i++) {
         float streams[2 * M * H], v[2 * H], coefs[2 * 24], x[2 * H];
         test_rng_fill_normal(&rng, streams, 2 * M * H);

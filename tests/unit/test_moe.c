@@ -36,7 +36,10 @@ static float *random_floats(test_rng *rng, size_t n, float factor)
 
 static tamis_matrix matrix(const float *data, int64_t rows, int64_t cols)
 {
-    return (tamis_matrix){.dtype = TAMIS_DTYPE_F32, .rows = rows, .cols = cols, .data = data,
+    return (tamis_matrix){.dtype = TAMIS_DTYPE_F32,
+                          .rows = rows,
+                          .cols = cols,
+                          .data = data,
                           .row_bytes = cols * (int64_t)sizeof *data};
 }
 
@@ -54,9 +57,9 @@ static void make_experts(layer *l, test_rng *rng)
         l->weights.experts[e] = (tamis_expert_weights){matrix(l->w13 + 2 * e * w * h, w, h),
                                                        matrix(l->w13 + (2 * e + 1) * w * h, w, h),
                                                        matrix(l->w2 + e * w * h, h, w)};
-    l->weights.shared = (tamis_expert_weights){matrix(l->shared, sw, h),
-                                               matrix(l->shared + sw * h, sw, h),
-                                               matrix(l->shared + 2 * sw * h, h, sw)};
+    l->weights.shared =
+        (tamis_expert_weights){matrix(l->shared, sw, h), matrix(l->shared + sw * h, sw, h),
+                               matrix(l->shared + 2 * sw * h, h, sw)};
 }
 
 static void make_table(layer *l, test_rng *rng)
@@ -75,11 +78,15 @@ static void make_table(layer *l, test_rng *rng)
 static tamis_model_config config_of(int32_t hidden, int32_t width, int32_t n_experts, int32_t k,
                                     int32_t n_shared)
 {
-    return (tamis_model_config){.vocab_size = 50, .hidden_size = hidden,
-                                .moe_intermediate_size = width, .n_routed_experts = n_experts,
-                                .num_experts_per_tok = k, .n_shared_experts = n_shared,
+    return (tamis_model_config){.vocab_size = 50,
+                                .hidden_size = hidden,
+                                .moe_intermediate_size = width,
+                                .n_routed_experts = n_experts,
+                                .num_experts_per_tok = k,
+                                .n_shared_experts = n_shared,
                                 .scoring_func = TAMIS_SCORING_SQRTSOFTPLUS,
-                                .norm_topk_prob = true, .routed_scaling_factor = 1.5f,
+                                .norm_topk_prob = true,
+                                .routed_scaling_factor = 1.5f,
                                 .swiglu_limit = 1.0f};
 }
 
