@@ -93,7 +93,7 @@
 /*
  * index_score: score[j] = sum over heads h of weight[h] * relu(q[h] . key[j]) for j < n_keys.
  *   order   dot: chain over d of fma(q[h][d], key[j][d], acc); relu(v) = v > 0 or NaN ? v : +0;
- *           sum: lanes16 over h of fma(weight[h], relu, acc).
+ *           sum: lanes16 over h of fma(weight[h], relu, acc); lanes without a head: relu = +0.
  *   shapes  q panels as pack_heads makes them; weights [ceil(n_heads/16)*16], zeros after n_heads;
  *           keys: n_keys (1..64) rows of head_dim values of dtype F32 or BF16, key_stride bytes apart
  *   scratch TAMIS_INDEX_SCRATCH floats, 64-byte aligned. class ordered.

@@ -391,6 +391,35 @@ static void test_attention_levels_and_double(void **state)
     }
 }
 
+/* attn_merge by its formula, maxima far apart and a running state that is still empty included. */
+static void test_merge_formula(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("attn_merge", 48);
+    const float maxima[] = {-INFINITY, -300.0f, -1.0f, 0.0f, 2.5f, 300.0f};
+    for (int i = 0; i < 6; i++)
+        for (int k = 1; k < 6; k++)
+            FOR_EACH_LEVEL(level)
+            {
+                const int64_t dim = test_rng_int(&rng, 1, 40);
+                const float m_c = maxima[k], top = m_c > maxima[i] ? m_c : maxima[i];
+                const float a = tamis_math_exp(maxima[i] - top), b = tamis_math_exp(m_c - top);
+                const bool empty = i == 0;
+                float m = maxima[i], l = empty ? 0.0f : 3.0f, l_c = 1.75f, o[40], o_c[40], old[40];
+                kernel_fill(&rng, KERNEL_DATA_NORMAL, o_c, 40);
+                kernel_fill(&rng, KERNEL_DATA_NORMAL, o, 40);
+                if (empty)
+                    memset(o, 0, sizeof o);
+                memcpy(old, o, sizeof o);
+                const float l_want = fmaf(l, a, l_c * b);
+                tamis_kernels_for(level_above(level))
+                    ->attn_merge(&m, &l, o, 40, &m_c, &l_c, o_c, 40, 1, dim);
+                assert_true(m == top && l == l_want && isfinite(l));
+                for (int64_t d = 0; d < 40; d++)
+                    assert_true(o[d] == (d < dim ? fmaf(old[d], a, o_c[d] * b) : old[d]));
+            }
+}
+
 /* v4-attention 8.6: scores 1, 2, 0.5, values 10, 20, 30, sink 1.5. The score is channel 0, the
  * value channel 1 (the query does not see it). */
 static void test_softmax_with_sink(void **state)
@@ -584,6 +613,7 @@ int main(void)
         cmocka_unit_test(test_scan_above),
         cmocka_unit_test(test_attn_chunk_levels),
         cmocka_unit_test(test_attention_levels_and_double),
+        cmocka_unit_test(test_merge_formula),
         cmocka_unit_test(test_softmax_with_sink),
         cmocka_unit_test(test_empty_rows),
         cmocka_unit_test(test_exp_in_lanes),
