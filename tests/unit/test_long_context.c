@@ -57,18 +57,21 @@ static void test_memory_grows_as_planned(void **state)
     test_temp_dir_remove(dir);
 }
 
-/* Logits of the last token for two cuts of the same prompt. */
+/* Logits of the last token for two cuts of the same prompt, on two and three threads. */
 static void test_far_positions_do_not_depend_on_steps(void **state)
 {
     (void)state;
     char *dir = test_demo_with_max_len(LEN);
     int32_t *ids = test_long_ids(LEN);
-    const tamis_session_params params = long_params();
-    test_engine engine = test_engine_open(dir, &params);
-    const size_t bytes = (size_t)engine.info->vocab_size * sizeof(float);
-    float *logits[2] = {malloc(bytes), malloc(bytes)};
-    assert_true(logits[0] != NULL && logits[1] != NULL);
+    float *logits[2];
+    int32_t vocab = 0;
     for (int i = 0; i < 2; i++) {
+        tamis_session_params params = long_params();
+        params.n_threads = 2 + i;
+        test_engine engine = test_engine_open(dir, &params);
+        vocab = engine.info->vocab_size;
+        logits[i] = calloc((size_t)vocab, sizeof(float));
+        assert_non_null(logits[i]);
         const int32_t seq = test_seq_new(&engine);
         test_feed(&engine, seq, ids, LEN - 1, i == 0 ? STEP : 389, NULL);
         test_feed(&engine, seq, ids + LEN - 1, 1, 1, logits[i]);
@@ -76,12 +79,11 @@ static void test_far_positions_do_not_depend_on_steps(void **state)
         tamis_error err;
         const tamis_feed feed = {seq, ids, 1, TAMIS_LOGITS_LAST, NULL};
         assert_int_equal(tamis_session_step(engine.session, &feed, 1, &err), TAMIS_STATUS_LIMIT);
-        test_seq_drop(&engine, seq);
+        test_engine_close(&engine);
     }
-    test_assert_same_bits(logits[1], logits[0], 1, engine.info->vocab_size, "last position");
+    test_assert_same_bits(logits[1], logits[0], 1, vocab, "last position");
     free(logits[0]);
     free(logits[1]);
-    test_engine_close(&engine);
     free(ids);
     test_temp_dir_remove(dir);
 }

@@ -97,7 +97,11 @@ static void check_batches(const char *dir, tamis_dtype dtype)
     prompts p = prompts_open(dir, &engine);
     check_together(&engine, &p, 2, false, &rng, test_where(dir, dtype, "sequences", 2));
     check_together(&engine, &p, 8, false, &rng, test_where(dir, dtype, "sequences", 8));
-    check_together(&engine, &p, 8, true, &rng, test_where(dir, dtype, "reversed sequences", 8));
+    tamis_session_params shared = params; /* work is split over threads across sequences */
+    shared.n_threads = 2;
+    test_engine threaded = test_engine_share(&engine, &shared);
+    check_together(&threaded, &p, 8, true, &rng, test_where(dir, dtype, "reversed sequences", 8));
+    test_engine_close(&threaded);
     prompts_close(&p);
     test_engine_close(&engine);
 }

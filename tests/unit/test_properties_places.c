@@ -71,6 +71,7 @@ static void test_threads(void **state)
 {
     (void)state;
     test_every_folder(check_threads);
+    check_threads("models/demo", TAMIS_DTYPE_BF16); /* lists of 128: a token's chunks are shared */
 }
 
 static void check_blocks(const char *dir, tamis_dtype dtype)
