@@ -14,9 +14,9 @@
 
 #include "kernels/kernels.h"
 
-#define HIDDEN 4096
-#define POOL_BYTES ((size_t)256 << 20)
-#define MAX_RUNS 64
+#define HIDDEN           4096
+#define POOL_BYTES       ((size_t)256 << 20)
+#define MAX_RUNS         64
 #define SECONDS_PER_CASE 0.25
 
 static double now(void)
@@ -84,8 +84,8 @@ typedef struct options {
     const char *kernel, *level;
 } options;
 
-static void report(const options *opt, const char *kernel, const char *what, bench_fn fn,
-                   void *arg, double flops, double bytes)
+static void report(const options *opt, const char *kernel, const char *what, bench_fn fn, void *arg,
+                   double flops, double bytes)
 {
     if (opt->kernel && strcmp(opt->kernel, kernel) != 0)
         return;
@@ -132,8 +132,10 @@ static void bench_linear(const options *opt)
                    {TAMIS_DTYPE_F8_E4M3, 8, 128, 128},
                    {TAMIS_DTYPE_F4_E2M1, 4, 1, 32}};
     static const int64_t tokens[] = {1, 2, 3, 4, 8, 128};
-    linear_arg a = {.pool = take(POOL_BYTES), .x = take(128 * (HIDDEN + 0) * 4),
-                    .y = take(128 * HIDDEN * 4), .scratch = take(TAMIS_LINEAR_SCRATCH(HIDDEN) * 4)};
+    linear_arg a = {.pool = take(POOL_BYTES),
+                    .x = take(128 * (HIDDEN + 0) * 4),
+                    .y = take(128 * HIDDEN * 4),
+                    .scratch = take(TAMIS_LINEAR_SCRATCH(HIDDEN) * 4)};
     uint8_t *scale = take(HIDDEN * HIDDEN / 32);
     memset(scale, 125, HIDDEN * HIDDEN / 32);
     fill_bytes(a.pool, POOL_BYTES);
@@ -142,7 +144,9 @@ static void bench_linear(const options *opt)
         for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
             char what[64];
             const int64_t row_bytes = HIDDEN * formats[f].bits / 8;
-            a.w = (tamis_matrix){.dtype = formats[f].dtype, .rows = HIDDEN, .cols = HIDDEN,
+            a.w = (tamis_matrix){.dtype = formats[f].dtype,
+                                 .rows = HIDDEN,
+                                 .cols = HIDDEN,
                                  .row_bytes = row_bytes,
                                  .scale = formats[f].block_cols ? scale : NULL,
                                  .scale_dtype = TAMIS_DTYPE_F8_E8M0,
@@ -168,9 +172,9 @@ static void bench_linear(const options *opt)
 
 /* ---------------------------------------------------------------- scores and attention */
 
-#define KEYS 4096
+#define KEYS        4096
 #define INDEX_HEADS 64
-#define INDEX_DIM 128
+#define INDEX_DIM   128
 
 typedef struct index_arg {
     uint8_t *keys;
@@ -212,8 +216,8 @@ static void bench_index(const options *opt)
 }
 
 #define ATTN_HEADS 64
-#define ATTN_DIM 512
-#define ATTN_ROWS 640
+#define ATTN_DIM   512
+#define ATTN_ROWS  640
 
 typedef struct attn_arg {
     uint8_t *pool;
@@ -255,10 +259,16 @@ static void run_pack(const tamis_kernels *kernels, void *arg, int run)
 static void bench_attention(const options *opt)
 {
     const size_t n = ATTN_HEADS * ATTN_DIM, rows_in_pool = 33024;
-    attn_arg a = {.pool = take(rows_in_pool * ATTN_DIM * 2), .q = take(n * 4),
-                  .panels = take(n * 4), .m = take(ATTN_HEADS * 4), .l = take(ATTN_HEADS * 4),
-                  .o = take(n * 4), .m_c = take(ATTN_HEADS * 4), .l_c = take(ATTN_HEADS * 4),
-                  .o_c = take(n * 4), .scratch = take(TAMIS_ATTN_SCRATCH(ATTN_HEADS, ATTN_DIM) * 4)};
+    attn_arg a = {.pool = take(rows_in_pool * ATTN_DIM * 2),
+                  .q = take(n * 4),
+                  .panels = take(n * 4),
+                  .m = take(ATTN_HEADS * 4),
+                  .l = take(ATTN_HEADS * 4),
+                  .o = take(n * 4),
+                  .m_c = take(ATTN_HEADS * 4),
+                  .l_c = take(ATTN_HEADS * 4),
+                  .o_c = take(n * 4),
+                  .scratch = take(TAMIS_ATTN_SCRATCH(ATTN_HEADS, ATTN_DIM) * 4)};
     fill_bytes(a.pool, rows_in_pool * ATTN_DIM * 2);
     fill_floats(a.q, n);
     for (size_t j = 0; j < ATTN_ROWS; j++)
@@ -342,8 +352,8 @@ static void run_all_finite(const tamis_kernels *kernels, void *arg, int run)
 static void bench_rows(const options *opt)
 {
     const size_t n = 2 * POOL_SLOTS * 512;
-    rows_arg a = {.x = take(n * 4), .y = take(HIDDEN * 4), .z = take(HIDDEN * 4),
-                  .half = take(HIDDEN * 2)};
+    rows_arg a = {
+        .x = take(n * 4), .y = take(HIDDEN * 4), .z = take(HIDDEN * 4), .half = take(HIDDEN * 2)};
     fill_floats(a.x, n);
     fill_floats(a.z, HIDDEN);
     fill_floats(a.y, HIDDEN);

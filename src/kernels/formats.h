@@ -64,7 +64,8 @@ static inline uint16_t tamis_f32_to_f16(float x)
     return (uint16_t)(sign | ((rest - 0x38000000u + 0xfffu + ((rest >> 13) & 1u)) >> 13));
 }
 
-/* fn: bias 7, no infinity, magnitude 0x7f is NaN, magnitude below 8 is subnormal (steps of 2^-9). */
+/* fn: bias 7, no infinity, magnitude 0x7f is NaN, magnitude below 8 is subnormal (steps of 2^-9).
+ */
 static inline float tamis_f8_e4m3_to_f32(uint8_t b)
 {
     const uint32_t sign = (uint32_t)(b & 0x80u) << 24, rest = b & 0x7fu;

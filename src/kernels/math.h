@@ -33,7 +33,7 @@ static inline float tamis_float_of(uint32_t bits)
 /* ln 2 in two parts; 16 bits in the first, so that its product with an exponent is exact. */
 #define TAMIS_LN2_HI 0x1.62e400p-1f
 #define TAMIS_LN2_LO 0x1.7f7d1cp-20f
-#define TAMIS_LOG2E 0x1.715476p+0f
+#define TAMIS_LOG2E  0x1.715476p+0f
 
 /*
  * x = n ln2 + r with |r| <= ln2/2, exp(r) = 1 + r + r^2 q(r), then times 2^n as two exact powers.

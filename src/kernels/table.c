@@ -10,7 +10,7 @@ static const tamis_kernels portable = {
 #define PORTABLE_ENTRY(name) .name = tamis_##name##_c,
     TAMIS_KERNEL_LIST(PORTABLE_ENTRY)
 #undef PORTABLE_ENTRY
-    .level_of_name = "portable",
+        .level_of_name = "portable",
 };
 
 static void fill_tables(void)

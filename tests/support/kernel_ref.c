@@ -182,8 +182,8 @@ kernel_page kernel_page_new(size_t bytes)
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t used = (bytes + page - 1) / page * page;
     kernel_page result = {.map_bytes = used + page};
-    uint8_t *map = mmap(NULL, result.map_bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *map =
+        mmap(NULL, result.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED || mprotect(map + used, page, PROT_NONE) != 0)
         abort();
     result.map = map;
@@ -251,8 +251,8 @@ static void fill_scales(test_rng *rng, uint8_t *p, size_t n, tamis_dtype dtype, 
 static void random_blocks(test_rng *rng, tamis_matrix *w)
 {
     static const int32_t block_rows[] = {128, 1, 128, 3, 7}, block_cols[] = {128, 32, 64, 16, 20};
-    const int64_t kind = w->dtype == TAMIS_DTYPE_F4_E2M1 ? test_rng_int(rng, 1, 4)
-                                                         : test_rng_int(rng, 0, 4);
+    const int64_t kind =
+        w->dtype == TAMIS_DTYPE_F4_E2M1 ? test_rng_int(rng, 1, 4) : test_rng_int(rng, 0, 4);
     w->block_rows = block_rows[kind];
     w->block_cols = block_cols[kind];
     w->scale_dtype = test_rng_int(rng, 0, 2) == 0 ? TAMIS_DTYPE_F32 : TAMIS_DTYPE_F8_E8M0;

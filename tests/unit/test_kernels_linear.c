@@ -17,9 +17,9 @@ static const tamis_dtype weight_types[] = {TAMIS_DTYPE_F32, TAMIS_DTYPE_BF16, TA
                                            TAMIS_DTYPE_F8_E4M3, TAMIS_DTYPE_F4_E2M1};
 #define NUM_WEIGHT_TYPES 5
 /* Below, at and above 16 lanes, scale blocks of 32 and 128, column blocks of 512. */
-static const int64_t all_cols[] = {1,   2,   3,   7,   15,  16,  17,  31,  32,  33,  40,
-                                   48,  88,  96,  127, 128, 129, 136, 255, 256, 257, 300,
-                                   511, 512, 513, 530, 640, 1025};
+static const int64_t all_cols[] = {1,   2,   3,   7,   15,  16,  17,  31,  32,  33,
+                                   40,  48,  88,  96,  127, 128, 129, 136, 255, 256,
+                                   257, 300, 511, 512, 513, 530, 640, 1025};
 #define NUM_COLS (int64_t)(sizeof all_cols / sizeof *all_cols)
 
 typedef struct linear_case {
@@ -33,8 +33,8 @@ static linear_case case_new(test_rng *rng, tamis_dtype dtype, int64_t cols, int6
 {
     const bool low_bits = dtype == TAMIS_DTYPE_F8_E4M3 || dtype == TAMIS_DTYPE_F4_E2M1;
     const bool scaled = test_rng_int(rng, 0, 3) > (low_bits ? 0 : 2);
-    const int64_t rows = test_rng_int(rng, 0, 7) == 0 ? test_rng_int(rng, 120, 140)
-                                                      : test_rng_int(rng, 1, 14);
+    const int64_t rows =
+        test_rng_int(rng, 0, 7) == 0 ? test_rng_int(rng, 120, 140) : test_rng_int(rng, 1, 14);
     linear_case c = {.matrix = kernel_matrix_new(rng, dtype, rows, cols, scaled, special)};
     c.row_begin = test_rng_int(rng, rows > 20 ? rows - 14 : 0, rows - 1);
     c.row_end = test_rng_int(rng, c.row_begin, rows);
@@ -78,13 +78,12 @@ static void check_levels(const linear_case *c, test_rng *rng)
         if (at >= 0)
             fail_msg("level %d, %s, %lld x %lld, scale %d (%d x %d, %s), rows %lld..%lld, %lld "
                      "tokens: y[%lld] is %a, portable %a",
-                     level, tamis_dtype_name(c->matrix.view.dtype),
-                     (long long)c->matrix.view.rows, (long long)c->matrix.view.cols,
-                     c->matrix.view.scale != NULL, c->matrix.view.block_rows,
-                     c->matrix.view.block_cols, tamis_dtype_name(c->matrix.view.scale_dtype),
-                     (long long)c->row_begin, (long long)c->row_end, (long long)c->n_tokens,
-                     (long long)at, (double)((float *)got.data)[at],
-                     (double)((float *)want.data)[at]);
+                     level, tamis_dtype_name(c->matrix.view.dtype), (long long)c->matrix.view.rows,
+                     (long long)c->matrix.view.cols, c->matrix.view.scale != NULL,
+                     c->matrix.view.block_rows, c->matrix.view.block_cols,
+                     tamis_dtype_name(c->matrix.view.scale_dtype), (long long)c->row_begin,
+                     (long long)c->row_end, (long long)c->n_tokens, (long long)at,
+                     (double)((float *)got.data)[at], (double)((float *)want.data)[at]);
         test_guard_free(&got);
     }
     test_guard_free(&want);
@@ -100,16 +99,16 @@ static void test_levels_agree(void **state)
         for (int type = 0; type < NUM_WEIGHT_TYPES; type++)
             for (int64_t i = 0; i < NUM_COLS; i++) {
                 const kernel_data kind = (kernel_data)test_rng_int(&rng, 0, KERNEL_NUM_DATA - 1);
-                linear_case c =
-                    case_new(&rng, weight_types[type], all_cols[i],
-                             tokens[test_rng_int(&rng, 0, all_cols[i] > 300 ? 8 : 13)], kind,
-                             test_rng_int(&rng, 0, 2) == 0);
+                linear_case c = case_new(&rng, weight_types[type], all_cols[i],
+                                         tokens[test_rng_int(&rng, 0, all_cols[i] > 300 ? 8 : 13)],
+                                         kind, test_rng_int(&rng, 0, 2) == 0);
                 check_levels(&c, &rng);
                 case_free(&c);
             }
 }
 
-/* |error| <= (additions per lane + tree + product with the scale) half ulps of the sum of |terms|. */
+/* |error| <= (additions per lane + tree + product with the scale) half ulps of the sum of |terms|.
+ */
 static void check_against_double(const linear_case *c, test_rng noise)
 {
     test_guard y = case_run(c, TAMIS_CPU_PORTABLE, noise);
@@ -170,8 +169,8 @@ static void test_expand_row(void **state)
 /* ---------------------------------------------------------------- formats in a matrix */
 
 /* The value that linear gives for one weight in column `col` of 32, others zero, x = 1. */
-static float weight_through_linear(tamis_cpu_level level, tamis_dtype dtype, uint8_t byte,
-                                   int col, uint8_t scale_byte)
+static float weight_through_linear(tamis_cpu_level level, tamis_dtype dtype, uint8_t byte, int col,
+                                   uint8_t scale_byte)
 {
     uint8_t row[32] = {0};
     float x[32], y = 77.0f;
@@ -179,9 +178,16 @@ static float weight_through_linear(tamis_cpu_level level, tamis_dtype dtype, uin
     row[col] = byte;
     for (int i = 0; i < 32; i++)
         x[i] = 1.0f;
-    const tamis_matrix w = {.dtype = dtype, .rows = 1, .cols = 32, .data = row, .row_bytes = 32,
-                            .scale = &scale_byte, .scale_dtype = TAMIS_DTYPE_F8_E8M0,
-                            .block_rows = 1, .block_cols = 32, .scale_row_bytes = 1};
+    const tamis_matrix w = {.dtype = dtype,
+                            .rows = 1,
+                            .cols = 32,
+                            .data = row,
+                            .row_bytes = 32,
+                            .scale = &scale_byte,
+                            .scale_dtype = TAMIS_DTYPE_F8_E8M0,
+                            .block_rows = 1,
+                            .block_cols = 32,
+                            .scale_row_bytes = 1};
     tamis_kernels_for(level)->linear(&y, 1, x, 32, 1, &w, 0, 1, scratch);
     return y;
 }
@@ -198,8 +204,8 @@ static void test_scales_and_nan(void **state)
                 const float got = weight_through_linear((tamis_cpu_level)level, TAMIS_DTYPE_F8_E4M3,
                                                         (uint8_t)byte, byte % 32, scales[s]);
                 /* a sum that starts at +0 never ends at -0; 0 * NaN of the other columns is NaN */
-                const float want = (float)(kernel_ref_e4m3((uint8_t)byte) *
-                                           kernel_ref_e8m0(scales[s])) + 0.0f;
+                const float want =
+                    (float)(kernel_ref_e4m3((uint8_t)byte) * kernel_ref_e8m0(scales[s])) + 0.0f;
                 assert_true(kernel_same_f32(got, want));
             }
     assert_true(weight_through_linear(tamis_cpu_level_available(), TAMIS_DTYPE_F8_E4M3, 0x38, 3,
@@ -215,16 +221,22 @@ static void test_nibble_order(void **state)
     float out[32];
     for (int i = 0; i < 16; i++)
         row[i] = (uint8_t)(i | (15 - i) << 4);
-    const tamis_matrix w = {.dtype = TAMIS_DTYPE_F4_E2M1, .rows = 1, .cols = 32, .data = row,
-                            .row_bytes = 16, .scale = scale_bytes,
-                            .scale_dtype = TAMIS_DTYPE_F8_E8M0, .block_rows = 1,
-                            .block_cols = 32, .scale_row_bytes = 1};
+    const tamis_matrix w = {.dtype = TAMIS_DTYPE_F4_E2M1,
+                            .rows = 1,
+                            .cols = 32,
+                            .data = row,
+                            .row_bytes = 16,
+                            .scale = scale_bytes,
+                            .scale_dtype = TAMIS_DTYPE_F8_E8M0,
+                            .block_rows = 1,
+                            .block_cols = 32,
+                            .scale_row_bytes = 1};
     for (int level = 0; level <= (int)tamis_cpu_level_available(); level++) {
         tamis_kernels_for((tamis_cpu_level)level)->expand_row(out, &w, 0);
         for (int i = 0; i < 16; i++) {
             assert_true(kernel_same_f32(out[2 * i], (float)(2 * kernel_ref_e2m1((uint8_t)i))));
-            assert_true(kernel_same_f32(out[2 * i + 1],
-                                        (float)(2 * kernel_ref_e2m1((uint8_t)(15 - i)))));
+            assert_true(
+                kernel_same_f32(out[2 * i + 1], (float)(2 * kernel_ref_e2m1((uint8_t)(15 - i)))));
         }
         assert_true(signbit(out[16]) != 0 && out[16] == 0.0f); /* code 8 is -0 */
     }
@@ -257,12 +269,9 @@ static void test_batch_independence(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_levels_agree),
-        cmocka_unit_test(test_portable_against_double),
-        cmocka_unit_test(test_expand_row),
-        cmocka_unit_test(test_scales_and_nan),
-        cmocka_unit_test(test_nibble_order),
-        cmocka_unit_test(test_batch_independence),
+        cmocka_unit_test(test_levels_agree), cmocka_unit_test(test_portable_against_double),
+        cmocka_unit_test(test_expand_row),   cmocka_unit_test(test_scales_and_nan),
+        cmocka_unit_test(test_nibble_order), cmocka_unit_test(test_batch_independence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,9 +29,18 @@ static double error_in_ulp(float got, double want)
     return fabs((double)got - want) / ulp;
 }
 
-static double ref_softplus(double x) { return x > 40 ? x : log1p(exp(x)); }
-static double ref_sigmoid(double x) { return 1 / (1 + exp(-x)); }
-static double ref_silu(double x) { return x / (1 + exp(-x)); }
+static double ref_softplus(double x)
+{
+    return x > 40 ? x : log1p(exp(x));
+}
+static double ref_sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+static double ref_silu(double x)
+{
+    return x / (1 + exp(-x));
+}
 
 typedef struct sweep {
     const char *name;
@@ -138,14 +147,14 @@ static void test_small_formats(void **state)
 {
     (void)state;
     for (int b = 0; b < 256; b++) {
-        assert_true(kernel_same_f32(tamis_f8_e4m3_to_f32((uint8_t)b),
-                                    (float)kernel_ref_e4m3((uint8_t)b)));
-        assert_true(kernel_same_f32(tamis_f8_e8m0_to_f32((uint8_t)b),
-                                    (float)kernel_ref_e8m0((uint8_t)b)));
+        assert_true(
+            kernel_same_f32(tamis_f8_e4m3_to_f32((uint8_t)b), (float)kernel_ref_e4m3((uint8_t)b)));
+        assert_true(
+            kernel_same_f32(tamis_f8_e8m0_to_f32((uint8_t)b), (float)kernel_ref_e8m0((uint8_t)b)));
     }
     for (int n = 0; n < 16; n++)
-        assert_true(kernel_same_f32(tamis_f4_e2m1_to_f32((uint8_t)n),
-                                    (float)kernel_ref_e2m1((uint8_t)n)));
+        assert_true(
+            kernel_same_f32(tamis_f4_e2m1_to_f32((uint8_t)n), (float)kernel_ref_e2m1((uint8_t)n)));
     assert_true(tamis_f8_e4m3_to_f32(0x7e) == 448.0f && isnan(tamis_f8_e4m3_to_f32(0x7f)) &&
                 isnan(tamis_f8_e4m3_to_f32(0xff)) && tamis_f8_e4m3_to_f32(1) == 0x1p-9f);
     /* case 21 */
@@ -201,9 +210,9 @@ static void test_rounding_to_halves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_functions),      cmocka_unit_test(test_sincos),
+        cmocka_unit_test(test_functions),         cmocka_unit_test(test_sincos),
         cmocka_unit_test(test_special_arguments), cmocka_unit_test(test_small_formats),
-        cmocka_unit_test(test_half_formats),   cmocka_unit_test(test_rounding_to_halves),
+        cmocka_unit_test(test_half_formats),      cmocka_unit_test(test_rounding_to_halves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,11 +14,11 @@
 #include "kernels/kernels.h"
 #include "support/kernel_ref.h"
 
-static const int64_t lengths[] = {1,  2,  3,  7,  8,  9,   15,  16,  17,   31,
-                                  32, 33, 40, 96, 100, 128, 255, 1023, 1024, 1025, 2600};
+static const int64_t lengths[] = {1,  2,  3,  7,   8,   9,   15,   16,   17,   31,  32,
+                                  33, 40, 96, 100, 128, 255, 1023, 1024, 1025, 2600};
 #define NUM_LENGTHS (sizeof lengths / sizeof *lengths)
-#define MAX_LENGTH 2600
-#define NUM_LEVELS ((int)tamis_cpu_level_available() + 1)
+#define MAX_LENGTH  2600
+#define NUM_LEVELS  ((int)tamis_cpu_level_available() + 1)
 
 /* What one call is about: n values of each of three inputs, an output, two parameters. */
 typedef struct row_case {
@@ -135,7 +135,11 @@ static void test_levels(void **state)
             kernel_page page = kernel_page_new(total * sizeof(float));
             float *in = page.data;
             kernel_fill(&rng, (kernel_data)(round % KERNEL_NUM_DATA), in, total);
-            const row_case r = {n, in, in + stride, in + 2 * stride, test_rng_normal(&rng),
+            const row_case r = {n,
+                                in,
+                                in + stride,
+                                in + 2 * stride,
+                                test_rng_normal(&rng),
                                 test_rng_int(&rng, 0, 1) != 0};
             for (size_t k = 0; k < sizeof row_kernels / sizeof *row_kernels; k++)
                 compare_levels(k, &r, &rng);
@@ -265,8 +269,14 @@ static void check_widen(tamis_dtype dtype, size_t size, int n, double (*value)(u
     }
     kernel_page_free(&page);
 }
-static double e4m3_code(uint16_t code) { return kernel_ref_e4m3((uint8_t)code); }
-static double e8m0_code(uint16_t code) { return kernel_ref_e8m0((uint8_t)code); }
+static double e4m3_code(uint16_t code)
+{
+    return kernel_ref_e4m3((uint8_t)code);
+}
+static double e8m0_code(uint16_t code)
+{
+    return kernel_ref_e8m0((uint8_t)code);
+}
 
 static void test_widen(void **state)
 {

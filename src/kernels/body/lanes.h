@@ -29,7 +29,8 @@ static inline float tamis_lanes_sum(const float acc[TAMIS_LANES])
 }
 
 /* acc[i] = fma(a[i], b[i], acc[i]) over n terms, term k on lane k % 16; a short group is padded. */
-static inline void tamis_lanes_dot(float acc[TAMIS_LANES], const float *a, const float *b, int64_t n)
+static inline void tamis_lanes_dot(float acc[TAMIS_LANES], const float *a, const float *b,
+                                   int64_t n)
 {
     int64_t k = 0;
     for (; k + TAMIS_LANES <= n; k += TAMIS_LANES)

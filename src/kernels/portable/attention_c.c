@@ -51,7 +51,7 @@ static float softmax_scores(float *s, int64_t stride, int64_t n_rows, float *m)
 TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_c)
 {
     const int64_t row_floats = (head_dim + 15) / 16 * 16;
-    float *values = scratch;                                /* [n_rows][row_floats] */
+    float *values = scratch;                                 /* [n_rows][row_floats] */
     float *scores = scratch + TAMIS_ATTN_CHUNK * row_floats; /* [n_rows][16], one panel at a time */
     for (int64_t j = 0; j < n_rows; j++)
         tamis_widen_c(values + j * row_floats, rows[j], dtype, head_dim);

@@ -21,25 +21,25 @@ static int64_t round_up_16(int64_t n)
 }
 
 /* Calls CODE with a constant 1..6 for n. */
-#define WITH_CONSTANT(n, CODE) \
-    switch (n) {               \
-    case 1:                    \
-        CODE(1);               \
-        break;                 \
-    case 2:                    \
-        CODE(2);               \
-        break;                 \
-    case 3:                    \
-        CODE(3);               \
-        break;                 \
-    case 4:                    \
-        CODE(4);               \
-        break;                 \
-    case 5:                    \
-        CODE(5);               \
-        break;                 \
-    default:                   \
-        CODE(6);               \
+#define WITH_CONSTANT(n, CODE)                                                                     \
+    switch (n) {                                                                                   \
+    case 1:                                                                                        \
+        CODE(1);                                                                                   \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        CODE(2);                                                                                   \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        CODE(3);                                                                                   \
+        break;                                                                                     \
+    case 4:                                                                                        \
+        CODE(4);                                                                                   \
+        break;                                                                                     \
+    case 5:                                                                                        \
+        CODE(5);                                                                                   \
+        break;                                                                                     \
+    default:                                                                                       \
+        CODE(6);                                                                                   \
     }
 
 /* dot[i] += panel . row i, over n channels. */
@@ -67,8 +67,8 @@ static TAMIS_ALWAYS_INLINE __m256 relu_8(__m256 v, __m256 keep)
 
 /* One panel's share of n_rows scores: sums[i][lane] = fma(weight, relu(dot), sums[i][lane]). */
 static TAMIS_ALWAYS_INLINE void score_tile(int n_rows, float *sums, const float *panel,
-                                           const float *weights, int64_t n_heads,
-                                           const float *keys, int64_t key_stride, int64_t head_dim)
+                                           const float *weights, int64_t n_heads, const float *keys,
+                                           int64_t key_stride, int64_t head_dim)
 {
     v16 dot[TILE_ROWS];
     const __m256 keep_lo = _mm256_castsi256_ps(first_lanes(n_heads));
@@ -87,7 +87,7 @@ static TAMIS_ALWAYS_INLINE void score_tile(int n_rows, float *sums, const float 
 TAMIS_KERNEL_index_score(tamis_index_score_avx2)
 {
     const int64_t stride = round_up_16(head_dim) + TAMIS_LANES;
-    float *expanded = scratch;          /* [n_keys][stride] */
+    float *expanded = scratch;           /* [n_keys][stride] */
     float *sums = scratch + 64 * stride; /* [n_keys][16] */
     for (int64_t j = 0; j < n_keys; j++)
         cached_row_expand(expanded + j * stride, (const uint8_t *)keys + j * key_stride, dtype,
@@ -95,8 +95,8 @@ TAMIS_KERNEL_index_score(tamis_index_score_avx2)
     memset(sums, 0, (size_t)n_keys * TAMIS_LANES * sizeof *sums);
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES)
         for (int64_t j = 0; j < n_keys; j += TILE_ROWS) {
-#define SCORE_TILE(n)                                                                        \
-    score_tile(n, sums + j * TAMIS_LANES, q_panels + first * head_dim, weights + first,      \
+#define SCORE_TILE(n)                                                                              \
+    score_tile(n, sums + j * TAMIS_LANES, q_panels + first * head_dim, weights + first,            \
                n_heads - first, expanded + j * stride, stride, head_dim)
             WITH_CONSTANT(n_keys - j, SCORE_TILE)
 #undef SCORE_TILE
@@ -123,16 +123,15 @@ static TAMIS_ALWAYS_INLINE void logit_tile(int n_rows, float *scores, int64_t sc
 }
 
 /* The scaled scores of one panel. */
-static void panel_scores(float *scores, int64_t score_stride, const float *panel,
-                         const float *rows, int64_t row_stride, int64_t n_rows, int64_t head_dim,
-                         float scale)
+static void panel_scores(float *scores, int64_t score_stride, const float *panel, const float *rows,
+                         int64_t row_stride, int64_t n_rows, int64_t head_dim, float scale)
 {
     for (int64_t begin = 0; begin < head_dim; begin += DEPTH_BLOCK) {
         const bool is_last = head_dim - begin <= DEPTH_BLOCK;
         const int64_t n = is_last ? head_dim - begin : DEPTH_BLOCK;
         for (int64_t j = 0; j < n_rows; j += TILE_ROWS) {
-#define LOGIT_TILE(count)                                                                     \
-    logit_tile(count, scores + j * score_stride, score_stride, panel + begin * TAMIS_LANES,   \
+#define LOGIT_TILE(count)                                                                          \
+    logit_tile(count, scores + j * score_stride, score_stride, panel + begin * TAMIS_LANES,        \
                rows + j * row_stride + begin, row_stride, n, begin == 0, is_last, scale)
             WITH_CONSTANT(n_rows - j, LOGIT_TILE)
 #undef LOGIT_TILE
@@ -207,8 +206,8 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
         softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h);
     for (int64_t d = 0; d < value_dim; d += TAMIS_LANES)
         for (int64_t h = 0; h < n_heads; h += TILE_ROWS) {
-#define VALUE_TILE(count)                                                                     \
-    value_tile(count, o + h * o_stride + d, o_stride, value_dim - d, scores + h, score_stride, \
+#define VALUE_TILE(count)                                                                          \
+    value_tile(count, o + h * o_stride + d, o_stride, value_dim - d, scores + h, score_stride,     \
                values + d, row_stride, n_rows)
             WITH_CONSTANT(n_heads - h, VALUE_TILE)
 #undef VALUE_TILE

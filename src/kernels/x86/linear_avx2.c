@@ -14,8 +14,8 @@
 #include "kernels/x86/simd_avx2.h"
 #include "kernels/x86/table_x86.h"
 
-#define K_BLOCK 512
-#define TOKEN_BLOCK 24
+#define K_BLOCK      512
+#define TOKEN_BLOCK  24
 #define FUSED_TOKENS 3
 
 /* ---------------------------------------------------------------- expanding */
@@ -288,9 +288,9 @@ static TAMIS_ALWAYS_INLINE void product_tile(int n_rows, int n_tokens, float *ac
             for (int t = 0; t < n_tokens; t++) {
                 const v16 tail = v16_load_first(x + t * x_stride + c, n - c);
                 for (int r = 0; r < n_rows; r++)
-                    sum[half][r][t] = _mm256_fmadd_ps(
-                        _mm256_loadu_ps(w + r * w_stride + c + 8 * half),
-                        half ? tail.hi : tail.lo, sum[half][r][t]);
+                    sum[half][r][t] =
+                        _mm256_fmadd_ps(_mm256_loadu_ps(w + r * w_stride + c + 8 * half),
+                                        half ? tail.hi : tail.lo, sum[half][r][t]);
             }
     for (int half = 0; half < 2; half++)
         for (int r = 0; r < n_rows; r++)
@@ -304,8 +304,8 @@ static void product_block(int64_t n_rows, int64_t n_tokens, float *acc, const fl
                           int64_t w_stride, const float *x, int64_t x_stride, int64_t n)
 {
     const int64_t acc_stride = TOKEN_BLOCK * TAMIS_LANES;
-#define TILE(rows, tokens)                                                                      \
-    product_tile(rows, tokens, acc + r * acc_stride + t * TAMIS_LANES, acc_stride,              \
+#define TILE(rows, tokens)                                                                         \
+    product_tile(rows, tokens, acc + r * acc_stride + t * TAMIS_LANES, acc_stride,                 \
                  w + r * w_stride, w_stride, x + t * x_stride, x_stride, n)
     for (int64_t t = 0, tokens; t < n_tokens; t += tokens) {
         const int64_t left = n_tokens - t;

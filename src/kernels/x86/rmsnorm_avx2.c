@@ -25,8 +25,8 @@ TAMIS_KERNEL_rmsnorm(tamis_rmsnorm_avx2)
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(x + i), factor);
-        _mm256_storeu_ps(
-            y + i, weight ? _mm256_mul_ps(scaled, _mm256_loadu_ps(weight + i)) : scaled);
+        _mm256_storeu_ps(y + i,
+                         weight ? _mm256_mul_ps(scaled, _mm256_loadu_ps(weight + i)) : scaled);
     }
     for (; i < n; i++)
         y[i] = weight ? (x[i] * s) * weight[i] : x[i] * s;

@@ -66,8 +66,7 @@ static TAMIS_ALWAYS_INLINE float v16_sum(v16 v)
 static TAMIS_ALWAYS_INLINE __m256i first_lanes(int64_t n)
 {
     const int count = n < 0 ? 0 : n > 8 ? 8 : (int)n;
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count),
-                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
 /* The first n (1..15) of 16 floats, zeros behind them; reads nothing else. */
@@ -149,8 +148,8 @@ static TAMIS_ALWAYS_INLINE __m256 e2m1_widen_8(const uint8_t *p, __m256 table)
 {
     int32_t eight;
     memcpy(&eight, p, sizeof eight);
-    const __m256i nibble = _mm256_srlv_epi32(_mm256_set1_epi32(eight),
-                                             _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    const __m256i nibble =
+        _mm256_srlv_epi32(_mm256_set1_epi32(eight), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
     const __m256 top = _mm256_castsi256_ps(_mm256_slli_epi32(nibble, 28));
     return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, nibble), top);
 }
@@ -185,7 +184,8 @@ static inline void cached_row_expand(float *dst, const void *src, tamis_dtype dt
 static TAMIS_ALWAYS_INLINE __m256 exp_8(__m256 x)
 {
     const __m256 magic = _mm256_set1_ps(0x1.8p+23f);
-    const __m256 c = _mm256_max_ps(_mm256_set1_ps(-110.0f), _mm256_min_ps(_mm256_set1_ps(90.0f), x));
+    const __m256 c =
+        _mm256_max_ps(_mm256_set1_ps(-110.0f), _mm256_min_ps(_mm256_set1_ps(90.0f), x));
     const __m256 t = _mm256_fmadd_ps(c, _mm256_set1_ps(TAMIS_LOG2E), magic);
     const __m256 n = _mm256_sub_ps(t, magic);
     __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-TAMIS_LN2_HI), c);
@@ -196,8 +196,9 @@ static TAMIS_ALWAYS_INLINE __m256 exp_8(__m256 x)
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.555492p-3f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.fffffcp-2f));
     p = _mm256_add_ps(_mm256_fmadd_ps(_mm256_mul_ps(p, r), r, r), _mm256_set1_ps(1.0f));
-    const __m256i biased = _mm256_add_epi32(
-        _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_castps_si256(magic)), _mm256_set1_epi32(256));
+    const __m256i biased =
+        _mm256_add_epi32(_mm256_sub_epi32(_mm256_castps_si256(t), _mm256_castps_si256(magic)),
+                         _mm256_set1_epi32(256));
     const __m256i one = _mm256_set1_epi32(1);
     const __m256i half = _mm256_srli_epi32(biased, 1);
     const __m256i rest = _mm256_sub_epi32(biased, half);

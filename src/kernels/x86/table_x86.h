@@ -4,6 +4,7 @@
 
 #include "kernels/kernels.h"
 
+/* clang-format off */
 #define TAMIS_AVX2_LIST(X) \
     X(linear)              \
     X(expand_row)          \
@@ -24,6 +25,7 @@
     X(add)                 \
     X(mix)                 \
     X(all_finite)
+/* clang-format on */
 
 #define TAMIS_KERNEL_DECLARE_AVX2(name) TAMIS_KERNEL_##name(tamis_##name##_avx2);
 TAMIS_AVX2_LIST(TAMIS_KERNEL_DECLARE_AVX2)
