@@ -44,7 +44,7 @@ static void report(hc_pass *pass, bool is_finite)
 static bool run(hc_pass *pass, tamis_job_fn fn)
 {
     atomic_init(&pass->has_fault, false);
-    tamis_team_run(pass->exec->team, fn, pass);
+    tamis_team_run_sized(pass->exec->team, pass->n > 1, fn, pass);
     return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
 }
 

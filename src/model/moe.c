@@ -162,7 +162,7 @@ static bool route(moe_pass *pass)
         tamis_linear_full(&pass->weights->gate, pass->x, pass->moe->scores, pass->n_tokens);
     tamis_linear_run(pass->exec, &job, 1);
     atomic_init(&pass->has_fault, false);
-    tamis_team_run(pass->exec->team, route_thread, pass);
+    tamis_team_run_sized(pass->exec->team, pass->n_tokens > 1, route_thread, pass);
     return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
 }
 
@@ -323,8 +323,8 @@ bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_w
     group_by_expert(&pass);
     gather(&pass);
     project_up(&pass);
-    tamis_team_run(exec->team, swiglu_thread, &pass);
+    tamis_team_run_sized(exec->team, n_tokens > 1, swiglu_thread, &pass);
     project_down(&pass);
-    tamis_team_run(exec->team, combine_thread, &pass);
+    tamis_team_run_sized(exec->team, n_tokens > 1, combine_thread, &pass);
     return true;
 }

@@ -34,7 +34,7 @@ typedef struct v4_pass {
 static bool run(v4_pass *pass, tamis_job_fn fn)
 {
     atomic_init(&pass->has_fault, false);
-    tamis_team_run(pass->v4->exec.team, fn, pass);
+    tamis_team_run_sized(pass->v4->exec.team, pass->step->n_tokens > 1, fn, pass);
     return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
 }
 
