@@ -107,8 +107,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     tamis_error err;
-    const tamis_status st = tamis_safetensors_parse_header("input", data, size, visit, &sum,
-                                                           &data_bytes, &err);
+    const tamis_status st =
+        tamis_safetensors_parse_header("input", data, size, visit, &sum, &data_bytes, &err);
     require(st == TAMIS_STATUS_OK || err.text[0] != '\0');
     write_file("model.safetensors", data, size);
     open_folder();

@@ -7,10 +7,10 @@
 #include "core/error.h"
 
 #define SHOWN_BYTES 64
-#define KEY_BYTES 96
+#define KEY_BYTES   96
 
-tamis_status tamis_config_json_parse(json_t **out, const char *path, const char *text,
-                                     size_t bytes, tamis_error *err)
+tamis_status tamis_config_json_parse(json_t **out, const char *path, const char *text, size_t bytes,
+                                     tamis_error *err)
 {
     json_error_t error = {.line = 0};
     *out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
@@ -90,13 +90,13 @@ tamis_status tamis_config_require(const tamis_config_object *object, const char 
     return tamis_config_refuse(object, TAMIS_STATUS_FORMAT, key, NULL, "a value, it is required");
 }
 
-static tamis_status int_of(const tamis_config_object *object, const char *key,
-                           const json_t *value, int32_t min, int32_t max, int32_t *out)
+static tamis_status int_of(const tamis_config_object *object, const char *key, const json_t *value,
+                           int32_t min, int32_t max, int32_t *out)
 {
     if (!json_is_integer(value) || json_integer_value(value) < min ||
         json_integer_value(value) > max)
-        return tamis_config_refuse(object, TAMIS_STATUS_FORMAT, key, value,
-                                   "an integer in %d..%d", min, max);
+        return tamis_config_refuse(object, TAMIS_STATUS_FORMAT, key, value, "an integer in %d..%d",
+                                   min, max);
     *out = (int32_t)json_integer_value(value);
     return TAMIS_STATUS_OK;
 }
@@ -134,8 +134,7 @@ tamis_status tamis_config_bool(const tamis_config_object *object, const char *ke
     return TAMIS_STATUS_OK;
 }
 
-tamis_status tamis_config_text(const tamis_config_object *object, const char *key,
-                               const char **out)
+tamis_status tamis_config_text(const tamis_config_object *object, const char *key, const char **out)
 {
     const json_t *value = tamis_config_get(object, key);
     if (value == NULL)
@@ -146,8 +145,8 @@ tamis_status tamis_config_text(const tamis_config_object *object, const char *ke
     return TAMIS_STATUS_OK;
 }
 
-tamis_status tamis_config_list(const tamis_config_object *object, const char *key,
-                               size_t min_items, size_t max_items, const json_t **out)
+tamis_status tamis_config_list(const tamis_config_object *object, const char *key, size_t min_items,
+                               size_t max_items, const json_t **out)
 {
     const json_t *value = tamis_config_get(object, key);
     if (value == NULL)

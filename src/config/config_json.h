@@ -17,8 +17,8 @@ typedef struct tamis_config_object {
 } tamis_config_object;
 
 /* Parses one JSON object. Duplicate keys and bytes after the end are FORMAT. */
-tamis_status tamis_config_json_parse(json_t **out, const char *path, const char *text,
-                                     size_t bytes, tamis_error *err);
+tamis_status tamis_config_json_parse(json_t **out, const char *path, const char *text, size_t bytes,
+                                     tamis_error *err);
 
 /* NULL if absent or null. */
 const json_t *tamis_config_get(const tamis_config_object *object, const char *key);
@@ -37,8 +37,8 @@ tamis_status tamis_config_bool(const tamis_config_object *object, const char *ke
 /* Lives as long as the JSON. */
 tamis_status tamis_config_text(const tamis_config_object *object, const char *key,
                                const char **out);
-tamis_status tamis_config_list(const tamis_config_object *object, const char *key,
-                               size_t min_items, size_t max_items, const json_t **out);
+tamis_status tamis_config_list(const tamis_config_object *object, const char *key, size_t min_items,
+                               size_t max_items, const json_t **out);
 /* Element `i` of a list under `key`: an integer in the range. */
 tamis_status tamis_config_item_int(const tamis_config_object *object, const char *key,
                                    const json_t *list, size_t i, int32_t min, int32_t max,

@@ -20,7 +20,10 @@ static const layer_type layer_types[] = {
     {"heavily_compressed_attention", "compress_rate_hca", 128},
 };
 
-static bool is_known_ratio(int32_t ratio) { return ratio == 0 || ratio == 4 || ratio == 128; }
+static bool is_known_ratio(int32_t ratio)
+{
+    return ratio == 0 || ratio == 4 || ratio == 128;
+}
 
 static tamis_status read_compress_ratios(tamis_model_config *out, const tamis_config_object *root,
                                          const json_t *list)
@@ -32,8 +35,8 @@ static tamis_status read_compress_ratios(tamis_model_config *out, const tamis_co
         if (!is_known_ratio(ratio)) {
             char key[64];
             snprintf(key, sizeof key, "compress_ratios[%zu]", i);
-            return tamis_config_refuse(root, TAMIS_STATUS_UNSUPPORTED, key,
-                                       json_array_get(list, i), "0, 4, 128");
+            return tamis_config_refuse(root, TAMIS_STATUS_UNSUPPORTED, key, json_array_get(list, i),
+                                       "0, 4, 128");
         }
         out->compress_ratios[i] = ratio;
     }

@@ -15,7 +15,7 @@
 #include "core/file_map.h"
 #include "core/mem.h"
 
-#define MAX_CONFIG_BYTES ((size_t)4 << 20)
+#define MAX_CONFIG_BYTES     ((size_t)4 << 20)
 #define MAX_GENERATION_BYTES ((size_t)1 << 20)
 
 /* ---------------------------------------------------------------- family */
@@ -36,7 +36,7 @@ static tamis_status read_architecture(const tamis_config_object *root, const cha
     return TAMIS_STATUS_OK;
 }
 
-/* Similar configs of other families must not slip through: every name that is there must be ours. */
+/* Similar configs of other families must not slip through: a name that is there must be ours. */
 static tamis_status check_family(const tamis_config_object *root)
 {
     const char *architecture = NULL, *type = NULL;
@@ -64,8 +64,10 @@ typedef struct int_field {
     bool is_required;
 } int_field;
 
-#define FIELD(key, member, min, max, is_required) \
-    {key, offsetof(tamis_model_config, member), min, max, is_required}
+#define FIELD(key, member, min, max, is_required)                                                  \
+    {                                                                                              \
+        key, offsetof(tamis_model_config, member), min, max, is_required                           \
+    }
 
 static const int_field int_fields[] = {
     FIELD("vocab_size", vocab_size, 1, 1 << 24, true),
@@ -196,8 +198,8 @@ static tamis_status read_block_size(tamis_model_config *out, const tamis_config_
     int32_t *sizes[2] = {&out->weight_block_rows, &out->weight_block_cols};
     TAMIS_TRY(tamis_config_list(quant, "weight_block_size", 2, 2, &block));
     for (size_t i = 0; block != NULL && i < 2; i++) {
-        TAMIS_TRY(tamis_config_item_int(quant, "weight_block_size", block, i, 1, INT32_MAX,
-                                        sizes[i]));
+        TAMIS_TRY(
+            tamis_config_item_int(quant, "weight_block_size", block, i, 1, INT32_MAX, sizes[i]));
         if (*sizes[i] != 128)
             return tamis_config_refuse(quant, TAMIS_STATUS_UNSUPPORTED,
                                        i == 0 ? "weight_block_size[0]" : "weight_block_size[1]",
@@ -276,8 +278,8 @@ static tamis_status read_generation(tamis_model_config *out, const tamis_config_
 }
 
 tamis_status tamis_model_config_parse(tamis_model_config *out, const char *path, const char *text,
-                                      size_t bytes, const char *generation,
-                                      size_t generation_bytes, tamis_error *err)
+                                      size_t bytes, const char *generation, size_t generation_bytes,
+                                      tamis_error *err)
 {
     tamis_model_config config = defaults();
     json_t *json = NULL;
@@ -288,8 +290,8 @@ tamis_status tamis_model_config_parse(tamis_model_config *out, const char *path,
         return st;
     if (generation != NULL) {
         static const char generation_path[] = "generation_config.json";
-        TAMIS_TRY(tamis_config_json_parse(&json, generation_path, generation, generation_bytes,
-                                          err));
+        TAMIS_TRY(
+            tamis_config_json_parse(&json, generation_path, generation, generation_bytes, err));
         st = read_generation(&config, &(tamis_config_object){json, generation_path, "", err});
         json_decref(json);
     }
@@ -315,8 +317,8 @@ tamis_status tamis_model_config_read(tamis_model_config *out, const char *dir, t
 {
     char *path = NULL, *text = NULL, *generation_path = NULL, *generation = NULL;
     size_t bytes = 0, generation_bytes = 0;
-    tamis_status st = read_file(&path, &text, &bytes, dir, "config.json", MAX_CONFIG_BYTES, false,
-                                err);
+    tamis_status st =
+        read_file(&path, &text, &bytes, dir, "config.json", MAX_CONFIG_BYTES, false, err);
     if (st == TAMIS_STATUS_OK)
         st = read_file(&generation_path, &generation, &generation_bytes, dir,
                        "generation_config.json", MAX_GENERATION_BYTES, true, err);

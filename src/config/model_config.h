@@ -10,13 +10,11 @@
 #include "tamis/dsa.h"
 #include "tamis/engine.h"
 
-#define TAMIS_MAX_LAYERS 512     /* main and MTP layers; real models have up to 79 */
-#define TAMIS_MAX_HC_MULT 16
+#define TAMIS_MAX_LAYERS          512 /* main and MTP layers; real models have up to 79 */
+#define TAMIS_MAX_HC_MULT         16
 #define TAMIS_MAX_EXPERTS_PER_TOK 64
 
-typedef enum tamis_family {
-    TAMIS_FAMILY_DEEPSEEK_V4 = 0
-} tamis_family;
+typedef enum tamis_family { TAMIS_FAMILY_DEEPSEEK_V4 = 0 } tamis_family;
 
 typedef enum tamis_scoring_func {
     TAMIS_SCORING_SQRTSOFTPLUS = 0,
@@ -38,7 +36,8 @@ typedef struct tamis_model_config {
     int32_t index_n_heads, index_head_dim, index_topk;
     int32_t n_compress_ratios; /* >= num_hidden_layers; the rest belongs to MTP blocks */
     int32_t compress_ratios[TAMIS_MAX_LAYERS];
-    bool reuse_topk[TAMIS_MAX_LAYERS]; /* IndexCache: from use_index_cache, index_topk_freq/pattern */
+    bool reuse_topk[TAMIS_MAX_LAYERS]; /* IndexCache: from use_index_cache, index_topk_freq/pattern
+                                        */
     bool has_index_cache;
     tamis_rope_config rope_window;   /* ratio 0: plain */
     tamis_rope_config rope_compress; /* ratio 4 and 128: compress_rope_theta, YaRN */
@@ -77,8 +76,8 @@ typedef struct tamis_model_config {
 tamis_status tamis_model_config_read(tamis_model_config *out, const char *dir, tamis_error *err);
 /* The same from text; generation may be NULL. `path` only names the file in messages. */
 tamis_status tamis_model_config_parse(tamis_model_config *out, const char *path, const char *text,
-                                      size_t bytes, const char *generation,
-                                      size_t generation_bytes, tamis_error *err);
+                                      size_t bytes, const char *generation, size_t generation_bytes,
+                                      tamis_error *err);
 /* Attention dimensions of one main layer. */
 tamis_dsa_config tamis_model_config_dsa(const tamis_model_config *config, int32_t layer);
 

@@ -8,7 +8,8 @@
 #include "config/config_json.h"
 #include "config/model_config.h"
 
-/* compress_ratios or layer_types, num_hash_layers or mlp_layer_types, IndexCache, indexer fields. */
+/* compress_ratios or layer_types, num_hash_layers or mlp_layer_types, IndexCache, indexer fields.
+ */
 tamis_status tamis_config_read_layers(tamis_model_config *out, const tamis_config_object *root);
 /* rope_theta, compress_rope_theta, rope_scaling or rope_parameters, rotated channels. */
 tamis_status tamis_config_read_rope(tamis_model_config *out, const tamis_config_object *root);

@@ -30,8 +30,8 @@ static tamis_status find_objects(rope_objects *out, const tamis_config_object *r
     const bool is_new = tamis_config_get(root, "rope_parameters") != NULL;
     TAMIS_TRY(is_new ? tamis_config_child(root, "rope_parameters", "rope_parameters.", &flat)
                      : tamis_config_child(root, "rope_scaling", "rope_scaling.", &flat));
-    out->is_nested = tamis_config_get(&flat, "main") != NULL ||
-                     tamis_config_get(&flat, "compress") != NULL;
+    out->is_nested =
+        tamis_config_get(&flat, "main") != NULL || tamis_config_get(&flat, "compress") != NULL;
     out->window = out->compress = flat;
     if (!out->is_nested)
         return TAMIS_STATUS_OK;
@@ -111,8 +111,8 @@ static tamis_status read_rotations(tamis_model_config *out, const tamis_config_o
     out->rope_window = out->rope_compress = plain;
     /* A flat object without the top-level key: newer writers move rope_theta into it. */
     const bool theta_inside = objects->is_nested || tamis_config_get(root, "rope_theta") == NULL;
-    TAMIS_TRY(read_theta(&out->rope_window.theta, root, &objects->window, "rope_theta",
-                         theta_inside));
+    TAMIS_TRY(
+        read_theta(&out->rope_window.theta, root, &objects->window, "rope_theta", theta_inside));
     if (objects->is_nested) {
         TAMIS_TRY(read_type(&objects->window, &is_yarn));
         if (is_yarn)
@@ -121,8 +121,8 @@ static tamis_status read_rotations(tamis_model_config *out, const tamis_config_o
     }
     if (!has_compressed_layer(out))
         return TAMIS_STATUS_OK;
-    TAMIS_TRY(read_theta(&out->rope_compress.theta, root, &objects->compress,
-                         "compress_rope_theta", objects->is_nested));
+    TAMIS_TRY(read_theta(&out->rope_compress.theta, root, &objects->compress, "compress_rope_theta",
+                         objects->is_nested));
     TAMIS_TRY(read_type(&objects->compress, &is_yarn));
     return is_yarn ? read_yarn(&out->rope_compress, &objects->compress) : TAMIS_STATUS_OK;
 }
@@ -138,8 +138,7 @@ static tamis_status read_rotated_channels(tamis_model_config *out, const tamis_c
             ? &objects->window
             : root;
     if (tamis_config_get(root, "qk_rope_head_dim") != NULL)
-        return tamis_config_int(root, "qk_rope_head_dim", 2, out->head_dim,
-                                &out->qk_rope_head_dim);
+        return tamis_config_int(root, "qk_rope_head_dim", 2, out->head_dim, &out->qk_rope_head_dim);
     if (tamis_config_get(object, key) == NULL)
         return tamis_config_require(root, "qk_rope_head_dim");
     TAMIS_TRY(tamis_config_float(object, key, 0.0f, 1.0f, &factor));

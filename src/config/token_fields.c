@@ -24,8 +24,7 @@ static tamis_status read_eos(tamis_model_config *out, const tamis_config_object 
 
 tamis_status tamis_config_read_tokens(tamis_model_config *out, const tamis_config_object *root)
 {
-    TAMIS_TRY(
-        tamis_config_int(root, "bos_token_id", 0, out->vocab_size - 1, &out->bos_token_id));
+    TAMIS_TRY(tamis_config_int(root, "bos_token_id", 0, out->vocab_size - 1, &out->bos_token_id));
     return read_eos(out, root);
 }
 

@@ -10,11 +10,11 @@
 #include "core/mem.h"
 #include "weights/name_table.h"
 
-#define INDEX_NAME "model.safetensors.index.json"
-#define SINGLE_NAME "model.safetensors"
+#define INDEX_NAME      "model.safetensors.index.json"
+#define SINGLE_NAME     "model.safetensors"
 #define MAX_INDEX_BYTES ((size_t)100000000)
-#define MAX_FILES 10000
-#define MAX_TENSORS (1 << 26)
+#define MAX_FILES       10000
+#define MAX_TENSORS     (1 << 26)
 
 typedef struct checkpoint_file {
     char *name;
@@ -368,7 +368,10 @@ tamis_tensor *tamis_checkpoint_find(tamis_checkpoint *checkpoint, const char *na
     return i < 0 ? NULL : &checkpoint->tensors[i];
 }
 
-const char *tamis_checkpoint_dir(const tamis_checkpoint *checkpoint) { return checkpoint->dir; }
+const char *tamis_checkpoint_dir(const tamis_checkpoint *checkpoint)
+{
+    return checkpoint->dir;
+}
 
 const char *tamis_checkpoint_file_name(const tamis_checkpoint *checkpoint, int32_t file_idx)
 {

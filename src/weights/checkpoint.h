@@ -12,11 +12,12 @@
 typedef struct tamis_checkpoint tamis_checkpoint;
 
 /*
- * Opens and checks every header: what safetensors.h says, and that the tensors of a file lie without
- * overlap or gap up to its end, that no name occurs twice in the folder, that shard names have no
- * '/' and no '..', that every tensor of the index is in its shard. Tensors of a shard that the index
- * does not name count like the others.
- * errors: IO, FORMAT (file, tensor, value seen and allowed), UNSUPPORTED (dtype), NO_MEMORY
+ * Opens and checks every header: what safetensors.h says, and that the tensors of a file lie
+ * without overlap or gap up to its end, that no name occurs twice in the folder, that shard names
+ * have no
+ * '/' and no '..', that every tensor of the index is in its shard. Tensors of a shard that the
+ * index does not name count like the others. errors: IO, FORMAT (file, tensor, value seen and
+ * allowed), UNSUPPORTED (dtype), NO_MEMORY
  */
 tamis_status tamis_checkpoint_open(tamis_checkpoint **out, const char *dir, tamis_error *err);
 void tamis_checkpoint_close(tamis_checkpoint **checkpoint);

@@ -32,9 +32,8 @@ struct tamis_inspect {
 static tamis_tensor *owner_of(tamis_checkpoint *checkpoint, const tamis_tensor *tensor)
 {
     char name[TAMIS_V4_NAME_BYTES];
-    tamis_tensor *owner = tamis_v4_scale_owner(name, tensor->name)
-                              ? tamis_checkpoint_find(checkpoint, name)
-                              : NULL;
+    tamis_tensor *owner =
+        tamis_v4_scale_owner(name, tensor->name) ? tamis_checkpoint_find(checkpoint, name) : NULL;
     return owner != NULL && tamis_tensor_find_scale(checkpoint, owner) == tensor ? owner : NULL;
 }
 
@@ -42,8 +41,8 @@ static tamis_tensor *owner_of(tamis_checkpoint *checkpoint, const tamis_tensor *
 static bool is_fp4(const tamis_tensor *tensor, const tamis_tensor *scale)
 {
     return tensor->dtype == TAMIS_DTYPE_I8 && scale != NULL && tensor->rank == 2 &&
-           scale->rank == 2 && tensor->shape[0] == scale->shape[0] &&
-           tensor->shape[1] % 16 == 0 && tensor->shape[1] / 16 == scale->shape[1];
+           scale->rank == 2 && tensor->shape[0] == scale->shape[0] && tensor->shape[1] % 16 == 0 &&
+           tensor->shape[1] / 16 == scale->shape[1];
 }
 
 static void name_format(char out[MAX_FORMAT_BYTES], const tamis_tensor *tensor,
@@ -181,7 +180,8 @@ tamis_status tamis_inspect_build(tamis_inspect **out, tamis_checkpoint *checkpoi
     inspect->inspection.info = info;
     describe_layers(inspect, config);
     for (int32_t i = 0; i < n; i++)
-        TAMIS_TRY_GOTO(add_tensor(inspect, checkpoint, tamis_checkpoint_tensor(checkpoint, i), err));
+        TAMIS_TRY_GOTO(
+            add_tensor(inspect, checkpoint, tamis_checkpoint_tensor(checkpoint, i), err));
     TAMIS_TRY_GOTO(order_rows(inspect, err));
     *out = inspect;
     return TAMIS_STATUS_OK;
@@ -190,7 +190,10 @@ fail:
     return st;
 }
 
-tamis_inspection *tamis_inspect_get(tamis_inspect *inspect) { return &inspect->inspection; }
+tamis_inspection *tamis_inspect_get(tamis_inspect *inspect)
+{
+    return &inspect->inspection;
+}
 
 void tamis_inspect_free(tamis_inspect **inspect)
 {

@@ -8,8 +8,8 @@
 
 #define MAX_HEADER_BYTES ((size_t)100000000) /* the limit of the official reader */
 #define MIN_HEADER_BYTES ((size_t)2)         /* {} */
-#define LENGTH_BYTES ((size_t)8)
-#define MAX_NAME_BYTES ((size_t)512)
+#define LENGTH_BYTES     ((size_t)8)
+#define MAX_NAME_BYTES   ((size_t)512)
 
 typedef struct header_parser {
     const char *file_name, *text; /* text: the JSON, not terminated */
@@ -30,11 +30,10 @@ static void skip_space(header_parser *p)
 static tamis_status fail_json(const header_parser *p, const char *allowed)
 {
     if (p->at >= p->bytes)
-        return tamis_fail(p->err, TAMIS_STATUS_FORMAT,
-                          "%s: header ends at byte %zu, allowed: %s", p->file_name, p->at, allowed);
-    return tamis_fail(p->err, TAMIS_STATUS_FORMAT,
-                      "%s: header has byte 0x%02x at %zu, allowed: %s", p->file_name,
-                      (unsigned char)p->text[p->at], p->at, allowed);
+        return tamis_fail(p->err, TAMIS_STATUS_FORMAT, "%s: header ends at byte %zu, allowed: %s",
+                          p->file_name, p->at, allowed);
+    return tamis_fail(p->err, TAMIS_STATUS_FORMAT, "%s: header has byte 0x%02x at %zu, allowed: %s",
+                      p->file_name, (unsigned char)p->text[p->at], p->at, allowed);
 }
 
 static bool accept(header_parser *p, char c)
@@ -107,10 +106,11 @@ static tamis_status read_shape(const header_parser *p, const json_t *entry, tami
         const json_t *dim = json_array_get(shape, (size_t)i);
         out->shape[i] = json_is_integer(dim) ? json_integer_value(dim) : -1;
         if (out->shape[i] < 0 || !tamis_size_mul(bytes, (size_t)out->shape[i], &bytes))
-            return tamis_fail(p->err, TAMIS_STATUS_FORMAT,
-                              "%s: %.160s: shape[%d] is %lld, allowed: an integer from 0, and fewer "
-                              "than 2^64 bytes in all",
-                              p->file_name, out->name, (int)i, (long long)out->shape[i]);
+            return tamis_fail(
+                p->err, TAMIS_STATUS_FORMAT,
+                "%s: %.160s: shape[%d] is %lld, allowed: an integer from 0, and fewer "
+                "than 2^64 bytes in all",
+                p->file_name, out->name, (int)i, (long long)out->shape[i]);
     }
     out->bytes = bytes;
     return TAMIS_STATUS_OK;
@@ -128,13 +128,13 @@ static tamis_status read_offsets(const header_parser *p, const json_t *entry, ta
     if (begin < 0 || end < begin || (uint64_t)end > p->data_bytes)
         return tamis_fail(p->err, TAMIS_STATUS_FORMAT,
                           "%s: %.160s: data_offsets are [%lld, %lld], allowed: begin <= end <= %zu",
-                          p->file_name, out->name, (long long)begin, (long long)end,
-                          p->data_bytes);
+                          p->file_name, out->name, (long long)begin, (long long)end, p->data_bytes);
     if ((uint64_t)(end - begin) != out->bytes)
-        return tamis_fail(p->err, TAMIS_STATUS_FORMAT,
-                          "%s: %.160s: data_offsets span %lld bytes, allowed: %llu (%s times shape)",
-                          p->file_name, out->name, (long long)(end - begin),
-                          (unsigned long long)out->bytes, tamis_dtype_name(out->dtype));
+        return tamis_fail(
+            p->err, TAMIS_STATUS_FORMAT,
+            "%s: %.160s: data_offsets span %lld bytes, allowed: %llu (%s times shape)",
+            p->file_name, out->name, (long long)(end - begin), (unsigned long long)out->bytes,
+            tamis_dtype_name(out->dtype));
     out->data = p->data + begin;
     return TAMIS_STATUS_OK;
 }

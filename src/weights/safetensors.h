@@ -18,7 +18,7 @@ typedef struct tamis_tensor {
     const uint8_t *data; /* in the mapping; any alignment */
     uint64_t bytes;
     int32_t file_idx;
-    bool is_used;        /* set by whoever binds it to a weight */
+    bool is_used; /* set by whoever binds it to a weight */
 } tamis_tensor;
 
 /* Bytes of the JSON. errors: FORMAT (shorter than its length field, longer than file or limit) */
@@ -31,8 +31,9 @@ typedef tamis_status (*tamis_tensor_visit_fn)(void *user, const tamis_tensor *te
 /*
  * Checks the header of a file of which all bytes are in memory and calls visit for every tensor in
  * header order: JSON, dtype, shape, begin <= end <= data, size = elements x width. Whether tensors
- * overlap or repeat is for the caller, who keeps them. `*data_bytes` gets the bytes after the header.
- * errors: FORMAT (file, tensor, value seen and allowed), UNSUPPORTED (dtype, rank), NO_MEMORY
+ * overlap or repeat is for the caller, who keeps them. `*data_bytes` gets the bytes after the
+ * header. errors: FORMAT (file, tensor, value seen and allowed), UNSUPPORTED (dtype, rank),
+ * NO_MEMORY
  */
 tamis_status tamis_safetensors_parse_header(const char *file_name, const uint8_t *file,
                                             size_t file_bytes, tamis_tensor_visit_fn visit,

@@ -32,8 +32,7 @@ tamis_status tamis_tensor_check_shape(const tamis_checkpoint *checkpoint,
                                       const int64_t *shape, tamis_error *err)
 {
     char seen[SHAPE_BYTES], allowed[SHAPE_BYTES];
-    if (tensor->rank == rank &&
-        memcmp(tensor->shape, shape, (size_t)rank * sizeof *shape) == 0)
+    if (tensor->rank == rank && memcmp(tensor->shape, shape, (size_t)rank * sizeof *shape) == 0)
         return TAMIS_STATUS_OK;
     show_shape(seen, tensor->rank, tensor->shape);
     show_shape(allowed, rank, shape);
@@ -139,10 +138,9 @@ static tamis_status fp4_matrix(tamis_matrix *out, const tamis_checkpoint *checkp
 {
     const int64_t shape[] = {out->rows, out->cols / 2};
     if (out->cols % FP4_BLOCK != 0)
-        return tamis_fail(err, TAMIS_STATUS_FORMAT,
-                          "%s: %s: is FP4 with %lld columns, allowed: a multiple of %d",
-                          file_of(checkpoint, tensor), tensor->name, (long long)out->cols,
-                          FP4_BLOCK);
+        return tamis_fail(
+            err, TAMIS_STATUS_FORMAT, "%s: %s: is FP4 with %lld columns, allowed: a multiple of %d",
+            file_of(checkpoint, tensor), tensor->name, (long long)out->cols, FP4_BLOCK);
     TAMIS_TRY(tamis_tensor_check_shape(checkpoint, tensor, 2, shape, err));
     out->dtype = TAMIS_DTYPE_F4_E2M1;
     out->row_bytes = out->cols / 2;
@@ -150,8 +148,8 @@ static tamis_status fp4_matrix(tamis_matrix *out, const tamis_checkpoint *checkp
 }
 
 tamis_status tamis_tensor_to_matrix(tamis_matrix *out, tamis_checkpoint *checkpoint,
-                                    const tamis_tensor *tensor, tamis_tensor **scale,
-                                    int64_t rows, int64_t cols, bool may_be_fp4, tamis_error *err)
+                                    const tamis_tensor *tensor, tamis_tensor **scale, int64_t rows,
+                                    int64_t cols, bool may_be_fp4, tamis_error *err)
 {
     const int64_t shape[] = {rows, cols};
     *out = (tamis_matrix){.rows = rows, .cols = cols, .data = tensor->data};

@@ -24,9 +24,8 @@ tamis_matrix tamis_tensor_float_matrix(const tamis_tensor *tensor, const uint8_t
  * *scale: the tensor of the scales, or NULL.
  */
 tamis_status tamis_tensor_to_matrix(tamis_matrix *out, tamis_checkpoint *checkpoint,
-                                    const tamis_tensor *tensor, tamis_tensor **scale,
-                                    int64_t rows, int64_t cols, bool may_be_fp4,
-                                    tamis_error *err);
+                                    const tamis_tensor *tensor, tamis_tensor **scale, int64_t rows,
+                                    int64_t cols, bool may_be_fp4, tamis_error *err);
 /* The tensor that holds the scales of a weight, by its name; NULL if there is none. */
 tamis_tensor *tamis_tensor_find_scale(tamis_checkpoint *checkpoint, const tamis_tensor *tensor);
 

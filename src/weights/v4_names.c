@@ -67,8 +67,7 @@ static const name_row rows[TAMIS_V4_NUM_NAMES] = {
                             {"mlp.shared_experts.gate_proj.weight"}},
     [TAMIS_V4_SHARED_W2] = {"ffn.shared_experts.w2.weight",
                             {"mlp.shared_experts.down_proj.weight"}},
-    [TAMIS_V4_SHARED_W3] = {"ffn.shared_experts.w3.weight",
-                            {"mlp.shared_experts.up_proj.weight"}},
+    [TAMIS_V4_SHARED_W3] = {"ffn.shared_experts.w3.weight", {"mlp.shared_experts.up_proj.weight"}},
     [TAMIS_V4_STACKED_GATE_UP] = {"ffn.experts.gate_up_proj", {"mlp.experts.gate_up_proj"}},
     [TAMIS_V4_STACKED_DOWN] = {"ffn.experts.down_proj", {"mlp.experts.down_proj"}},
 
@@ -156,12 +155,22 @@ static const char *rest_of_layer(const char *name, int32_t *layer)
 }
 
 static const char *const groups[TAMIS_V4_NUM_GROUPS] = {
-    "embedding", "norms",  "attention",      "compressor", "indexer", "hyper-connections",
+    "embedding", "norms",   "attention",      "compressor", "indexer", "hyper-connections",
     "router",    "experts", "shared experts", "head",       "mtp",     "unknown",
 };
 enum {
-    GROUP_EMBEDDING, GROUP_NORMS, GROUP_ATTENTION, GROUP_COMPRESSOR, GROUP_INDEXER, GROUP_HC,
-    GROUP_ROUTER, GROUP_EXPERTS, GROUP_SHARED, GROUP_HEAD, GROUP_MTP, GROUP_UNKNOWN
+    GROUP_EMBEDDING,
+    GROUP_NORMS,
+    GROUP_ATTENTION,
+    GROUP_COMPRESSOR,
+    GROUP_INDEXER,
+    GROUP_HC,
+    GROUP_ROUTER,
+    GROUP_EXPERTS,
+    GROUP_SHARED,
+    GROUP_HEAD,
+    GROUP_MTP,
+    GROUP_UNKNOWN
 };
 
 typedef struct group_prefix {
@@ -171,9 +180,9 @@ typedef struct group_prefix {
 
 /* Of the model; the first that fits counts. */
 static const group_prefix model_prefixes[] = {
-    {"mtp.", GROUP_MTP},        {"embed.", GROUP_EMBEDDING}, {"embed_tokens.", GROUP_EMBEDDING},
-    {"head.", GROUP_HEAD},      {"lm_head.", GROUP_HEAD},    {"norm.", GROUP_NORMS},
-    {"hc_head_", GROUP_HC},     {"hc_head.", GROUP_HC},
+    {"mtp.", GROUP_MTP},    {"embed.", GROUP_EMBEDDING}, {"embed_tokens.", GROUP_EMBEDDING},
+    {"head.", GROUP_HEAD},  {"lm_head.", GROUP_HEAD},    {"norm.", GROUP_NORMS},
+    {"hc_head_", GROUP_HC}, {"hc_head.", GROUP_HC},
 };
 static const group_prefix layer_prefixes[] = {
     {"attn_norm.", GROUP_NORMS},
@@ -215,7 +224,10 @@ int tamis_v4_tensor_group_idx(const char *name)
                : group_of(model_prefixes, sizeof model_prefixes / sizeof *model_prefixes, bare);
 }
 
-const char *tamis_v4_group_name(int group_idx) { return groups[group_idx]; }
+const char *tamis_v4_group_name(int group_idx)
+{
+    return groups[group_idx];
+}
 
 const char *tamis_v4_tensor_group(const char *name)
 {

@@ -16,7 +16,7 @@
 
 /* The object behind a tamis_v4_weights. */
 typedef struct bound_weights {
-    tamis_v4_weights weights; /* first: the public part */
+    tamis_v4_weights weights;      /* first: the public part */
     tamis_expert_weights *experts; /* [n_layers][n_routed_experts] */
     void *vectors;
 } bound_weights;
@@ -70,8 +70,8 @@ static tamis_status bind_matrix(const binder *b, tamis_matrix *out, tamis_v4_nam
     tamis_tensor *tensor, *scale;
     const bool may_be_fp4 = name >= TAMIS_V4_FIRST_OF_EXPERT;
     TAMIS_TRY(require(b, name, &tensor));
-    TAMIS_TRY(tamis_tensor_to_matrix(out, b->checkpoint, tensor, &scale, rows, cols, may_be_fp4,
-                                     b->err));
+    TAMIS_TRY(
+        tamis_tensor_to_matrix(out, b->checkpoint, tensor, &scale, rows, cols, may_be_fp4, b->err));
     use(b, tensor);
     if (scale != NULL)
         use(b, scale);
@@ -134,10 +134,9 @@ static tamis_status bind_compressor(binder *b, tamis_compressor_weights *out, ta
     const int64_t width = (ratio == 4 ? 2 : 1) * head_dim;
     const int64_t ape_shape[] = {ratio, width};
     TAMIS_TRY(bind_floats(b, &out->ape, first, 2, ape_shape));
-    TAMIS_TRY(bind_matrix(b, &out->wkv, (tamis_v4_name)(first + 1), width,
-                          b->config->hidden_size));
-    TAMIS_TRY(bind_matrix(b, &out->wgate, (tamis_v4_name)(first + 2), width,
-                          b->config->hidden_size));
+    TAMIS_TRY(bind_matrix(b, &out->wkv, (tamis_v4_name)(first + 1), width, b->config->hidden_size));
+    TAMIS_TRY(
+        bind_matrix(b, &out->wgate, (tamis_v4_name)(first + 2), width, b->config->hidden_size));
     return bind_vector(b, &out->norm, (tamis_v4_name)(first + 3), head_dim);
 }
 
@@ -146,8 +145,8 @@ static tamis_status bind_indexer(binder *b, tamis_dsa_weights *w)
     const tamis_model_config *c = b->config;
     TAMIS_TRY(bind_matrix(b, &w->index_wq_b, TAMIS_V4_INDEX_WQ_B,
                           (int64_t)c->index_n_heads * c->index_head_dim, c->q_lora_rank));
-    TAMIS_TRY(bind_matrix(b, &w->index_weights_proj, TAMIS_V4_INDEX_WEIGHTS_PROJ,
-                          c->index_n_heads, c->hidden_size));
+    TAMIS_TRY(bind_matrix(b, &w->index_weights_proj, TAMIS_V4_INDEX_WEIGHTS_PROJ, c->index_n_heads,
+                          c->hidden_size));
     return bind_compressor(b, &w->index_compressor, TAMIS_V4_INDEX_APE, 4, c->index_head_dim);
 }
 
@@ -168,8 +167,7 @@ static tamis_status bind_attention(binder *b, tamis_dsa_layer *layer)
     TAMIS_TRY(bind_matrix(b, &w->wo_b, TAMIS_V4_WO_B, c->hidden_size, low_width));
     TAMIS_TRY(bind_vector(b, &w->attn_sink, TAMIS_V4_ATTN_SINK, c->num_attention_heads));
     if (ratio != 0)
-        TAMIS_TRY(bind_compressor(b, &w->compressor, TAMIS_V4_COMPRESSOR_APE, ratio,
-                                  c->head_dim));
+        TAMIS_TRY(bind_compressor(b, &w->compressor, TAMIS_V4_COMPRESSOR_APE, ratio, c->head_dim));
     /* A layer that reuses a selection runs no indexer, and need not have one. */
     return ratio == 4 && !layer->config.reuse_topk ? bind_indexer(b, w) : TAMIS_STATUS_OK;
 }
@@ -286,8 +284,7 @@ static tamis_status bind_model(binder *b)
     return TAMIS_STATUS_OK;
 }
 
-static tamis_status take_tables(bound_weights *bound, const tamis_model_config *c,
-                                tamis_error *err)
+static tamis_status take_tables(bound_weights *bound, const tamis_model_config *c, tamis_error *err)
 {
     tamis_v4_weights *w = &bound->weights;
     const size_t n_layers = (size_t)c->num_hidden_layers;
@@ -297,8 +294,8 @@ static tamis_status take_tables(bound_weights *bound, const tamis_model_config *
     if (w->layers == NULL || bound->experts == NULL)
         return tamis_fail_memory(err, "tables of weights", n_experts * sizeof *bound->experts);
     w->n_layers = c->num_hidden_layers;
-    w->widened_bytes = sizeof *bound + n_layers * sizeof *w->layers +
-                       n_experts * sizeof *bound->experts;
+    w->widened_bytes =
+        sizeof *bound + n_layers * sizeof *w->layers + n_experts * sizeof *bound->experts;
     for (size_t i = 0; i < n_layers; i++)
         w->layers[i].moe.experts = bound->experts + i * (size_t)c->n_routed_experts;
     return TAMIS_STATUS_OK;

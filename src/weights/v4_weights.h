@@ -17,8 +17,8 @@
 
 /* One hyper-connection site; m = hc_mult. */
 typedef struct tamis_hc_weights {
-    tamis_matrix fn;   /* [(2 + m) m][m * hidden_size]; head: [m][m * hidden_size] */
-    const float *base; /* [(2 + m) m]; head: [m] */
+    tamis_matrix fn;    /* [(2 + m) m][m * hidden_size]; head: [m][m * hidden_size] */
+    const float *base;  /* [(2 + m) m]; head: [m] */
     const float *scale; /* [3]; head: [1] */
 } tamis_hc_weights;
 
@@ -28,12 +28,12 @@ typedef struct tamis_expert_weights {
 } tamis_expert_weights;
 
 typedef struct tamis_moe_weights {
-    tamis_matrix gate;       /* [n_routed_experts][hidden_size] */
-    const float *bias;       /* [n_routed_experts]; NULL in hash layers */
-    const void *tid2eid;     /* hash layers: [vocab_size][num_experts_per_tok] I64, any alignment,
-                                values checked; NULL in learned layers */
+    tamis_matrix gate;   /* [n_routed_experts][hidden_size] */
+    const float *bias;   /* [n_routed_experts]; NULL in hash layers */
+    const void *tid2eid; /* hash layers: [vocab_size][num_experts_per_tok] I64, any alignment,
+                            values checked; NULL in learned layers */
     tamis_expert_weights *experts; /* [n_routed_experts] */
-    tamis_expert_weights shared;   /* width moe_intermediate_size * n_shared_experts; rows 0: none */
+    tamis_expert_weights shared; /* width moe_intermediate_size * n_shared_experts; rows 0: none */
 } tamis_moe_weights;
 
 typedef struct tamis_v4_layer_weights {

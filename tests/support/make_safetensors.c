@@ -88,7 +88,10 @@ void test_safetensors_set_residue(test_safetensors *file, size_t residue)
     file->residue = residue % 8;
 }
 
-void test_safetensors_set_padding(test_safetensors *file, size_t bytes) { file->padding = bytes; }
+void test_safetensors_set_padding(test_safetensors *file, size_t bytes)
+{
+    file->padding = bytes;
+}
 
 static uint8_t *join(const char *header, size_t header_bytes, const void *data, size_t data_bytes,
                      size_t *bytes)
@@ -150,8 +153,8 @@ void test_safetensors_copy_padded(const char *from_dir, const char *to_dir, cons
     append(&header, old + 8, header_bytes);
     while (header.n % 8 != residue % 8)
         append(&header, " ", 1);
-    uint8_t *all = join(header.bytes, header.n, old + 8 + header_bytes, bytes - 8 - header_bytes,
-                        &all_bytes);
+    uint8_t *all =
+        join(header.bytes, header.n, old + 8 + header_bytes, bytes - 8 - header_bytes, &all_bytes);
     test_file_write(to_dir, name, all, all_bytes);
     free(all);
     free(header.bytes);

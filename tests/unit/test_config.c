@@ -128,8 +128,7 @@ static char *edited(const char *text, ...)
     return out;
 }
 
-static void expect_refused(const char *text, tamis_status status, const char *key,
-                           const char *seen)
+static void expect_refused(const char *text, tamis_status status, const char *key, const char *seen)
 {
     tamis_model_config config, before;
     tamis_error err;
@@ -353,10 +352,9 @@ static void test_variants(void **state)
 
 static void expect_reuse(const char *freq, const char *pattern, const char *expected)
 {
-    char *text = edited(
-        vendor_config, "num_hidden_layers", "13", "use_index_cache", "true", "index_topk_freq",
-        freq, "index_topk_pattern", pattern, "compress_ratios",
-        "[0, 4, 128, 4, 4, 128, 4, 4, 4, 4, 4, 4, 4, 4, 4]", NULL);
+    char *text = edited(vendor_config, "num_hidden_layers", "13", "use_index_cache", "true",
+                        "index_topk_freq", freq, "index_topk_pattern", pattern, "compress_ratios",
+                        "[0, 4, 128, 4, 4, 128, 4, 4, 4, 4, 4, 4, 4, 4, 4]", NULL);
     const tamis_model_config c = parse_ok(text, NULL);
     char seen[16];
     int n = 0;
@@ -383,8 +381,8 @@ static void test_index_cache(void **state)
     expect_reuse("100", "null", "FFSSSSSSSS");
     expect_reuse("4", "\"FSSFS\"", "FSSFSFFFFF"); /* the pattern wins; past its end: own */
     expect_reuse("1", "\"FSFSFSFSFSFSFS\"", "FSFSFSFSFS");
-    char *text = edited(vendor_config, "use_index_cache", "true", "index_topk_pattern", "\"SF\"",
-                        NULL);
+    char *text =
+        edited(vendor_config, "use_index_cache", "true", "index_topk_pattern", "\"SF\"", NULL);
     expect_refused(text, TAMIS_STATUS_FORMAT, "index_topk_pattern", "\"SF\"");
     free(text);
     text = edited(vendor_config, "use_index_cache", "true", "index_topk_freq", "0", NULL);
@@ -410,10 +408,14 @@ static void test_generation(void **state)
     assert_int_equal(c.eos_token_ids[0], 1);
 
     static const char *const bad[][2] = {
-        {"{\"temperature\": -1}", "temperature"}, {"{\"top_p\": 1.5}", "top_p"},
-        {"{\"top_k\": -3}", "top_k"},             {"{\"min_p\": \"a\"}", "min_p"},
-        {"{\"do_sample\": 1}", "do_sample"},      {"{\"eos_token_id\": 129280}", "eos_token_id"},
-        {"[]", "array"},                          {"{\"top_p\": 0.5,", "line"},
+        {"{\"temperature\": -1}", "temperature"},
+        {"{\"top_p\": 1.5}", "top_p"},
+        {"{\"top_k\": -3}", "top_k"},
+        {"{\"min_p\": \"a\"}", "min_p"},
+        {"{\"do_sample\": 1}", "do_sample"},
+        {"{\"eos_token_id\": 129280}", "eos_token_id"},
+        {"[]", "array"},
+        {"{\"top_p\": 0.5,", "line"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         tamis_error err;
@@ -487,7 +489,10 @@ static void test_damaged_fields(void **state)
         const char *key, *seen;
     } cases[] = {
 #define BAD(path, value, key, seen) {path, value, TAMIS_STATUS_FORMAT, key, seen}
-#define NO(path, value, key, seen) {path, value, TAMIS_STATUS_UNSUPPORTED, key, seen}
+#define NO(path, value, key, seen)                                                                 \
+    {                                                                                              \
+        path, value, TAMIS_STATUS_UNSUPPORTED, key, seen                                           \
+    }
         BAD("vocab_size", "0", "vocab_size", " 0,"),
         BAD("vocab_size", "-5", "vocab_size", "-5"),
         BAD("vocab_size", "4294967296", "vocab_size", "4294967296"),
@@ -562,9 +567,10 @@ static void test_damaged_fields(void **state)
         NO("compress_ratios.2", "8", "compress_ratios[2]", " 8,"),
         NO("compress_ratios.0", "1", "compress_ratios[0]", " 1,"),
         NO("compress_ratios.5", "64", "compress_ratios[5]", "64"),
-        BAD("layer_types", "[\"sliding_attention\", \"sliding_attention\", "
-                           "\"sliding_attention\", \"heavily_compressed_attention\", "
-                           "\"compressed_sparse_attention\"]",
+        BAD("layer_types",
+            "[\"sliding_attention\", \"sliding_attention\", "
+            "\"sliding_attention\", \"heavily_compressed_attention\", "
+            "\"compressed_sparse_attention\"]",
             "layer_types[2]", "\"sliding_attention\""),
         BAD("layer_types", "[]", "layer_types", "a list of 0"),
         BAD("rope_theta", "0", "rope_theta", " 0,"),
@@ -650,8 +656,7 @@ static void test_damaged_saved_fields(void **state)
         {"layer_types.2", "4", TAMIS_STATUS_FORMAT, "layer_types[2]", " 4,"},
         {"layer_types", NULL, TAMIS_STATUS_FORMAT, "compress_ratios", "absent"},
         {"mlp_layer_types", NULL, TAMIS_STATUS_FORMAT, "num_hash_layers", "absent"},
-        {"partial_rotary_factor", "0.1234", TAMIS_STATUS_FORMAT, "partial_rotary_factor",
-         "0.1234"},
+        {"partial_rotary_factor", "0.1234", TAMIS_STATUS_FORMAT, "partial_rotary_factor", "0.1234"},
         {"partial_rotary_factor", "1.5", TAMIS_STATUS_FORMAT, "partial_rotary_factor", "1.5"},
         {"rope_parameters.compress.rope_theta", NULL, TAMIS_STATUS_OK, NULL, NULL},
         {"partial_rotary_factor", NULL, TAMIS_STATUS_OK, NULL, NULL},
@@ -679,12 +684,33 @@ static void test_missing_fields(void **state)
 {
     (void)state;
     static const char *const keys[] = {
-        "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings",
-        "rms_norm_eps", "num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank",
-        "o_groups", "o_lora_rank", "sliding_window", "index_n_heads", "index_head_dim",
-        "index_topk", "compress_ratios", "rope_theta", "compress_rope_theta",
-        "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
-        "num_hash_layers", "routed_scaling_factor", "hc_mult", "hc_sinkhorn_iters", "hc_eps",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "num_attention_heads",
+        "head_dim",
+        "qk_rope_head_dim",
+        "q_lora_rank",
+        "o_groups",
+        "o_lora_rank",
+        "sliding_window",
+        "index_n_heads",
+        "index_head_dim",
+        "index_topk",
+        "compress_ratios",
+        "rope_theta",
+        "compress_rope_theta",
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "n_shared_experts",
+        "num_experts_per_tok",
+        "num_hash_layers",
+        "routed_scaling_factor",
+        "hc_mult",
+        "hc_sinkhorn_iters",
+        "hc_eps",
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char *text = edited(vendor_config, keys[i], NULL, NULL);
@@ -730,9 +756,21 @@ static void test_damaged_json(void **state)
 {
     (void)state;
     static const char *const texts[] = {
-        "", " ", "{", "[]", "7", "{\"a\": 1, \"a\": 2}", "{\"a\": NaN}", "{\"a\": Infinity}",
-        "{\"a\": 1e999}", "{\"a\": 99999999999999999999}", "{\"a\": 1} x", "{'a': 1}",
-        "{\"a\": \"\xff\"}", "{\"a\": \"\\u0000\"}", "{\"a\": 01}",
+        "",
+        " ",
+        "{",
+        "[]",
+        "7",
+        "{\"a\": 1, \"a\": 2}",
+        "{\"a\": NaN}",
+        "{\"a\": Infinity}",
+        "{\"a\": 1e999}",
+        "{\"a\": 99999999999999999999}",
+        "{\"a\": 1} x",
+        "{'a': 1}",
+        "{\"a\": \"\xff\"}",
+        "{\"a\": \"\\u0000\"}",
+        "{\"a\": 01}",
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         tamis_model_config config;
@@ -781,9 +819,8 @@ static void test_flips_and_cuts(void **state)
     assert_true(n_refused > bytes * 4);
     for (size_t n = 0; n < bytes; n++) {
         tamis_model_config config;
-        assert_int_equal(
-            tamis_model_config_parse(&config, "config.json", text, n, NULL, 0, NULL),
-            TAMIS_STATUS_FORMAT);
+        assert_int_equal(tamis_model_config_parse(&config, "config.json", text, n, NULL, 0, NULL),
+                         TAMIS_STATUS_FORMAT);
     }
     free(text);
 }
@@ -814,7 +851,10 @@ static void test_files(void **state)
     test_temp_dir_remove(dir);
 }
 
-static void *jansson_alloc(size_t bytes) { return tamis_mem_alloc(TAMIS_MEM_MISC, bytes); }
+static void *jansson_alloc(size_t bytes)
+{
+    return tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
+}
 
 /*
  * The n-th allocation fails, those of the JSON library included. That library ignores a refusal

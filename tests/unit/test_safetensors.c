@@ -55,8 +55,8 @@ static void expect_folder_refused(const char *dir, tamis_status status, const ch
     assert_int_equal(tamis_mem_in_use(TAMIS_MEM_MISC), before);
 }
 
-static void expect_file_refused(const void *bytes, size_t n, tamis_status status,
-                                const char *part, const char *part2)
+static void expect_file_refused(const void *bytes, size_t n, tamis_status status, const char *part,
+                                const char *part2)
 {
     char *dir = test_temp_dir_make();
     test_file_write(dir, "model.safetensors", bytes, n);
@@ -181,7 +181,8 @@ static void test_other_writers(void **state)
     size_t bytes;
     uint8_t *file = test_safetensors_raw(
         "\n{ \"w.sc\\u0061le\" :\t{\"data_offsets\": [20, 21], \"shape\": [1], \"dtype\": "
-        "\"F8_E8M0\"},\r\n\"norm.weight\":{\"shape\":[4],\"dtype\":\"F16\",\"data_offsets\":[12,20],"
+        "\"F8_E8M0\"},\r\n\"norm.weight\":{\"shape\":[4],\"dtype\":\"F16\",\"data_offsets\":[12,20]"
+        ","
         "\"extra\":null},\n \"embed.weight\": {\"dtype\":\"BF16\",\"shape\":[2,3],"
         "\"data_offsets\":[0,12]}, \"__metadata__\": {} }  \n",
         some_bytes, 21, &bytes);
@@ -201,8 +202,10 @@ static void test_golden_folders(void **state)
         const char *dir;
         int32_t n_tensors;
     } folders[] = {
-        {"tests/golden/v4-flash-bf16", 255}, {"tests/golden/v4-flash-fp8", 504},
-        {"tests/golden/v4-pro-fp8", 365},    {"tests/golden/v4-official", 180},
+        {"tests/golden/v4-flash-bf16", 255},
+        {"tests/golden/v4-flash-fp8", 504},
+        {"tests/golden/v4-pro-fp8", 365},
+        {"tests/golden/v4-official", 180},
         {"models/demo", 504},
     };
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
@@ -218,7 +221,7 @@ static void test_golden_folders(void **state)
 static void test_damaged_headers(void **state)
 {
     (void)state;
-#define ENTRY(dtype, shape, offsets) \
+#define ENTRY(dtype, shape, offsets)                                                               \
     "{\"a\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
     static const struct {
         const char *header;
@@ -247,13 +250,14 @@ static void test_damaged_headers(void **state)
         {ENTRY("\"U8\"", "1", "[0,1]"), TAMIS_STATUS_FORMAT, "a: shape", "no list"},
         {ENTRY("\"U8\"", "[1.0]", "[0,1]"), TAMIS_STATUS_FORMAT, "a: shape[0] is -1", "integer"},
         {ENTRY("\"U8\"", "[-1]", "[0,1]"), TAMIS_STATUS_FORMAT, "a: shape[0] is -1", "integer"},
-        {ENTRY("\"U8\"", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), TAMIS_STATUS_UNSUPPORTED,
-         "9 dimensions", "at most 8"},
+        {ENTRY("\"U8\"", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), TAMIS_STATUS_UNSUPPORTED, "9 dimensions",
+         "at most 8"},
         {ENTRY("\"F64\"", "[4294967296,4294967296]", "[0,1]"), TAMIS_STATUS_FORMAT,
          "a: shape[1] is 4294967296", "2^64"},
         {ENTRY("\"U8\"", "[0,4294967296,4294967296]", "[0,1]"), TAMIS_STATUS_FORMAT, "span 1",
          "allowed: 0"},
-        {ENTRY("\"U8\"", "[18446744073709551616]", "[0,1]"), TAMIS_STATUS_FORMAT, "too big", "JSON"},
+        {ENTRY("\"U8\"", "[18446744073709551616]", "[0,1]"), TAMIS_STATUS_FORMAT, "too big",
+         "JSON"},
         {ENTRY("\"U8\"", "[1]", "[0]"), TAMIS_STATUS_FORMAT, "a: data_offsets", "two integers"},
         {ENTRY("\"U8\"", "[1]", "[0,1,2]"), TAMIS_STATUS_FORMAT, "a: data_offsets", "two integers"},
         {ENTRY("\"U8\"", "[1]", "{}"), TAMIS_STATUS_FORMAT, "a: data_offsets", "two integers"},
@@ -289,8 +293,8 @@ static void test_damaged_headers(void **state)
 static void test_header_lengths(void **state)
 {
     (void)state;
-    static const uint64_t lengths[] = {0, 1, 3, 100000000, 100000001, UINT64_C(1) << 32,
-                                       UINT64_C(1) << 63, UINT64_MAX};
+    static const uint64_t lengths[] = {
+        0, 1, 3, 100000000, 100000001, UINT64_C(1) << 32, UINT64_C(1) << 63, UINT64_MAX};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         uint8_t file[10] = {0, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
         char seen[64];
@@ -442,8 +446,8 @@ static void test_damaged_index(void **state)
         {"{\"weight_map\": {\"a\": \"x\\ny\"}}", TAMIS_STATUS_FORMAT, "weight_map.a", "file name"},
         {"{\"weight_map\": {\"a\": \"none.safetensors\"}}", TAMIS_STATUS_IO, "none.safetensors",
          "open"},
-        {"{\"weight_map\": {\"norm.weight\": " ONE ", \"embed.weight\": " ONE
-         ", \"w.scale\": " TWO "}}",
+        {"{\"weight_map\": {\"norm.weight\": " ONE ", \"embed.weight\": " ONE ", \"w.scale\": " TWO
+         "}}",
          TAMIS_STATUS_FORMAT, "weight_map.norm.weight", "model-00002-of-00002"},
         {"{\"weight_map\": {\"norm.weighs\": " TWO "}}", TAMIS_STATUS_FORMAT,
          "weight_map.norm.weighs", "no shard has that tensor"},
@@ -535,7 +539,10 @@ static void test_many_tensors(void **state)
     test_temp_dir_remove(dir);
 }
 
-static void *jansson_alloc(size_t bytes) { return tamis_mem_alloc(TAMIS_MEM_MISC, bytes); }
+static void *jansson_alloc(size_t bytes)
+{
+    return tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
+}
 
 /* The n-th allocation fails, the JSON library's included (see test_config.c on its weakness). */
 static void test_refused_allocation(void **state)
@@ -572,20 +579,13 @@ static void test_refused_allocation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_header_length),
-        cmocka_unit_test(test_empty_and_scalar_tensors),
-        cmocka_unit_test(test_every_dtype),
-        cmocka_unit_test(test_other_writers),
-        cmocka_unit_test(test_golden_folders),
-        cmocka_unit_test(test_damaged_headers),
-        cmocka_unit_test(test_header_lengths),
-        cmocka_unit_test(test_cut_files),
-        cmocka_unit_test(test_flipped_bits),
-        cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_damaged_index),
-        cmocka_unit_test(test_flipped_index),
-        cmocka_unit_test(test_missing_files),
-        cmocka_unit_test(test_many_tensors),
+        cmocka_unit_test(test_any_header_length),  cmocka_unit_test(test_empty_and_scalar_tensors),
+        cmocka_unit_test(test_every_dtype),        cmocka_unit_test(test_other_writers),
+        cmocka_unit_test(test_golden_folders),     cmocka_unit_test(test_damaged_headers),
+        cmocka_unit_test(test_header_lengths),     cmocka_unit_test(test_cut_files),
+        cmocka_unit_test(test_flipped_bits),       cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_damaged_index),      cmocka_unit_test(test_flipped_index),
+        cmocka_unit_test(test_missing_files),      cmocka_unit_test(test_many_tensors),
         cmocka_unit_test(test_refused_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

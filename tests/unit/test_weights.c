@@ -6,8 +6,8 @@
 #include "weights_test.h"
 
 #define FLASH_BF16 "tests/golden/v4-flash-bf16"
-#define FLASH_FP8 "tests/golden/v4-flash-fp8"
-#define PRO_FP8 "tests/golden/v4-pro-fp8"
+#define FLASH_FP8  "tests/golden/v4-flash-fp8"
+#define PRO_FP8    "tests/golden/v4-pro-fp8"
 
 /* ---------------------------------------------------------------- golden folders */
 
@@ -84,8 +84,8 @@ static void test_matrix_of_the_flash_folder(void **state)
 static double slow_fp8(uint8_t b)
 {
     const int exponent = b >> 3 & 15, mantissa = b & 7;
-    const double magnitude = exponent == 0 ? mantissa * pow(2, -9)
-                                           : (1 + mantissa / 8.0) * pow(2, exponent - 7);
+    const double magnitude =
+        exponent == 0 ? mantissa * pow(2, -9) : (1 + mantissa / 8.0) * pow(2, exponent - 7);
     return b & 0x80 ? -magnitude : magnitude;
 }
 
@@ -112,8 +112,8 @@ static void expect_slow_decode(test_bound *b, const char *base, const tamis_matr
         tamis_kernels_current()->expand_row(row, w, r);
         for (int64_t c = 0; c < w->cols; c++) {
             const uint8_t byte = data->data[is_fp4 ? r * (w->cols / 2) + c / 2 : r * w->cols + c];
-            const double value = is_fp4 ? slow_fp4(c % 2 == 0 ? byte & 15 : byte >> 4)
-                                        : slow_fp8(byte);
+            const double value =
+                is_fp4 ? slow_fp4(c % 2 == 0 ? byte & 15 : byte >> 4) : slow_fp8(byte);
             const uint8_t power = is_fp4 ? scale->data[r * grid_cols + c / 32]
                                          : scale->data[r / 128 * grid_cols + c / 128];
             if ((double)row[c] != value * pow(2, power - 127))
@@ -172,11 +172,11 @@ static void test_e8m0_values(void **state)
         const tamis_kernels *kernels = tamis_kernels_for((tamis_cpu_level)level);
         for (int i = 0; i < 5; i++) {
             float row[2];
-            const tamis_matrix fp8 = {TAMIS_DTYPE_F8_E4M3, 5, 1, one, 1, bytes,
+            const tamis_matrix fp8 = {TAMIS_DTYPE_F8_E4M3, 5, 1,   one, 1, bytes,
                                       TAMIS_DTYPE_F8_E8M0, 1, 128, 1};
             kernels->expand_row(row, &fp8, i);
             assert_true(isnan(values[i]) ? isnan(row[0]) : (double)row[0] == values[i]);
-            const tamis_matrix fp4 = {TAMIS_DTYPE_F4_E2M1, 5, 2, nibbles, 1, bytes,
+            const tamis_matrix fp4 = {TAMIS_DTYPE_F4_E2M1, 5, 2,  nibbles, 1, bytes,
                                       TAMIS_DTYPE_F8_E8M0, 1, 32, 1};
             kernels->expand_row(row, &fp4, i);
             assert_true(isnan(values[i]) ? isnan(row[1]) : (double)row[1] == values[i]);
@@ -265,8 +265,7 @@ static void rename_internal(char out[256], const char *name)
     for (size_t i = 0; i < sizeof internal_rules / sizeof *internal_rules; i++) {
         const size_t n = strlen(internal_rules[i].official);
         if (strncmp(rest, internal_rules[i].official, n) == 0) {
-            snprintf(out, 256, "model.layers.%d.%s%s", layer, internal_rules[i].internal,
-                     rest + n);
+            snprintf(out, 256, "model.layers.%d.%s%s", layer, internal_rules[i].internal, rest + n);
             return;
         }
     }
@@ -414,11 +413,13 @@ static void stack_layer(test_items *items, int layer)
     for (int e = 0; e < (int)n; e++)
         for (int w = 1; w <= 3; w++) {
             snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s.weight", layer, e,
-                     w == 1 ? "gate_proj" : w == 2 ? "down_proj" : "up_proj");
+                     w == 1   ? "gate_proj"
+                     : w == 2 ? "down_proj"
+                              : "up_proj");
             test_item *item = test_items_find(items, name);
             assert_int_equal(item->bytes, part);
-            uint8_t *to = w == 2 ? down + (size_t)e * part
-                                 : up + ((size_t)e * 2 + (w == 3 ? 1 : 0)) * part;
+            uint8_t *to =
+                w == 2 ? down + (size_t)e * part : up + ((size_t)e * 2 + (w == 3 ? 1 : 0)) * part;
             memcpy(to, item->data, part);
             test_items_drop(items, item);
         }
@@ -444,7 +445,7 @@ static void test_stacked_experts(void **state)
     up->shape[1] /= 2;
     up->shape[2] *= 2;
     test_expect_refused(&items, TAMIS_STATUS_FORMAT, "gate_up_proj: shape is [8, 32, 192]",
-                   "[8, 64, 96]");
+                        "[8, 64, 96]");
     up->shape[1] *= 2;
     up->shape[2] /= 2;
     strcpy(up->dtype, "I16");
@@ -517,25 +518,19 @@ static void test_no_or_more_shared_experts(void **state)
     test_temp_dir_remove(dir);
     items.config.n_shared_experts = 2;
     test_expect_refused(&items, TAMIS_STATUS_FORMAT, "shared_experts.w1.weight: shape is [32, 96]",
-                   "[64, 96]");
+                        "[64, 96]");
     test_items_free(&items);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_folders),
-        cmocka_unit_test(test_matrix_of_the_flash_folder),
-        cmocka_unit_test(test_slow_decode),
-        cmocka_unit_test(test_e8m0_values),
-        cmocka_unit_test(test_three_spellings),
-        cmocka_unit_test(test_scale_names),
-        cmocka_unit_test(test_scale_dtypes),
-        cmocka_unit_test(test_float_dtypes),
-        cmocka_unit_test(test_stacked_experts),
-        cmocka_unit_test(test_unused_tensors),
-        cmocka_unit_test(test_reused_selection),
-        cmocka_unit_test(test_no_or_more_shared_experts),
+        cmocka_unit_test(test_golden_folders),   cmocka_unit_test(test_matrix_of_the_flash_folder),
+        cmocka_unit_test(test_slow_decode),      cmocka_unit_test(test_e8m0_values),
+        cmocka_unit_test(test_three_spellings),  cmocka_unit_test(test_scale_names),
+        cmocka_unit_test(test_scale_dtypes),     cmocka_unit_test(test_float_dtypes),
+        cmocka_unit_test(test_stacked_experts),  cmocka_unit_test(test_unused_tensors),
+        cmocka_unit_test(test_reused_selection), cmocka_unit_test(test_no_or_more_shared_experts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,8 +8,8 @@
 #include "weights_test.h"
 
 #define FLASH_BF16 "tests/golden/v4-flash-bf16"
-#define FLASH_FP8 "tests/golden/v4-flash-fp8"
-#define PRO_FP8 "tests/golden/v4-pro-fp8"
+#define FLASH_FP8  "tests/golden/v4-flash-fp8"
+#define PRO_FP8    "tests/golden/v4-pro-fp8"
 
 /* ---------------------------------------------------------------- what is refused */
 
@@ -17,14 +17,28 @@ static void test_missing_tensors(void **state)
 {
     (void)state;
     static const char *const names[] = {
-        "embed.weight", "head.weight", "norm.weight", "hc_head_fn", "hc_head_base",
-        "hc_head_scale", "layers.0.attn_norm.weight", "layers.4.ffn_norm.weight",
-        "layers.1.hc_attn_fn", "layers.1.hc_ffn_scale", "layers.2.attn.wq_a.weight",
-        "layers.2.attn.attn_sink", "layers.2.attn.compressor.ape",
-        "layers.3.attn.compressor.wgate.weight", "layers.4.attn.indexer.wq_b.weight",
-        "layers.4.attn.indexer.weights_proj.weight", "layers.2.attn.indexer.compressor.norm.weight",
-        "layers.0.ffn.gate.tid2eid", "layers.3.ffn.gate.bias", "layers.3.ffn.gate.weight",
-        "layers.3.ffn.experts.7.w2.weight", "layers.0.ffn.shared_experts.w3.weight",
+        "embed.weight",
+        "head.weight",
+        "norm.weight",
+        "hc_head_fn",
+        "hc_head_base",
+        "hc_head_scale",
+        "layers.0.attn_norm.weight",
+        "layers.4.ffn_norm.weight",
+        "layers.1.hc_attn_fn",
+        "layers.1.hc_ffn_scale",
+        "layers.2.attn.wq_a.weight",
+        "layers.2.attn.attn_sink",
+        "layers.2.attn.compressor.ape",
+        "layers.3.attn.compressor.wgate.weight",
+        "layers.4.attn.indexer.wq_b.weight",
+        "layers.4.attn.indexer.weights_proj.weight",
+        "layers.2.attn.indexer.compressor.norm.weight",
+        "layers.0.ffn.gate.tid2eid",
+        "layers.3.ffn.gate.bias",
+        "layers.3.ffn.gate.weight",
+        "layers.3.ffn.experts.7.w2.weight",
+        "layers.0.ffn.shared_experts.w3.weight",
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         test_items items = test_items_read(FLASH_BF16);
@@ -79,15 +93,13 @@ static void test_wrong_dtypes(void **state)
         {FLASH_BF16, "embed.weight", "I16", TAMIS_STATUS_UNSUPPORTED, "dtype is I16"},
         {FLASH_BF16, "norm.weight", "I16", TAMIS_STATUS_UNSUPPORTED, "dtype is I16"},
         {FLASH_BF16, "layers.0.hc_attn_fn", "I32", TAMIS_STATUS_UNSUPPORTED, "dtype is I32"},
-        {FLASH_BF16, "layers.0.ffn.gate.tid2eid", "F64", TAMIS_STATUS_UNSUPPORTED,
-         "allowed: I64"},
+        {FLASH_BF16, "layers.0.ffn.gate.tid2eid", "F64", TAMIS_STATUS_UNSUPPORTED, "allowed: I64"},
         {PRO_FP8, "layers.2.attn.wq_b.weight", "I8", TAMIS_STATUS_UNSUPPORTED, "dtype is I8"},
         {PRO_FP8, "layers.2.attn.wq_b.weight", "F8_E5M2", TAMIS_STATUS_UNSUPPORTED, "F8_E5M2"},
         {PRO_FP8, "layers.2.attn.wq_b.scale", "BOOL", TAMIS_STATUS_UNSUPPORTED, "dtype is BOOL"},
         {PRO_FP8, "layers.2.attn.wq_b.scale", "F8_E4M3", TAMIS_STATUS_UNSUPPORTED,
          "dtype is F8_E4M3"},
-        {PRO_FP8, "layers.2.ffn.experts.0.w1.weight", "U8", TAMIS_STATUS_UNSUPPORTED,
-         "FP4 as I8"},
+        {PRO_FP8, "layers.2.ffn.experts.0.w1.weight", "U8", TAMIS_STATUS_UNSUPPORTED, "FP4 as I8"},
         {PRO_FP8, "layers.2.ffn.shared_experts.w1.weight", "I8", TAMIS_STATUS_UNSUPPORTED,
          "dtype is I8"},
     };
@@ -128,10 +140,8 @@ static void test_scales_that_should_not_be(void **state)
         const char *name;
         int64_t rows, cols;
     } cases[] = {
-        {"layers.2.attn.wq_a.scale", 1, 1},
-        {"layers.2.attn.wq_a.weight_scale_inv", 1, 1},
-        {"layers.2.attn_norm.scale", 1, 1},
-        {"embed.scale", 2, 1},
+        {"layers.2.attn.wq_a.scale", 1, 1},         {"layers.2.attn.wq_a.weight_scale_inv", 1, 1},
+        {"layers.2.attn_norm.scale", 1, 1},         {"embed.scale", 2, 1},
         {"layers.2.ffn.experts.3.w1.scale", 32, 3},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -140,7 +150,8 @@ static void test_scales_that_should_not_be(void **state)
         const uint8_t bytes[96] = {127};
         test_items_add(&items, cases[i].name, "F8_E8M0", 2, shape, bytes,
                        (size_t)(shape[0] * shape[1]));
-        test_expect_refused(&items, TAMIS_STATUS_FORMAT, cases[i].name, "belongs to a weight of BF16");
+        test_expect_refused(&items, TAMIS_STATUS_FORMAT, cases[i].name,
+                            "belongs to a weight of BF16");
         test_items_free(&items);
     }
     /* And the opposite. */
@@ -181,7 +192,7 @@ static void test_fp4_columns(void **state)
     }
     items.config.moe_intermediate_size = 40;
     test_expect_refused(&items, TAMIS_STATUS_FORMAT, "experts.0.w2.weight: is FP4 with 40 columns",
-                   "a multiple of 32");
+                        "a multiple of 32");
     test_items_free(&items);
 }
 
@@ -246,7 +257,10 @@ static void test_cut_folders(void **state)
     test_temp_dir_remove(dir);
 }
 
-static void *jansson_alloc(size_t bytes) { return tamis_mem_alloc(TAMIS_MEM_MISC, bytes); }
+static void *jansson_alloc(size_t bytes)
+{
+    return tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
+}
 
 /* The n-th allocation fails: nothing is left over, and the library works afterwards. */
 static void test_refused_allocation(void **state)

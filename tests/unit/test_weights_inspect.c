@@ -83,8 +83,7 @@ static void add_header(header_sums *sums, const char *dir, const char *name)
             continue;
         const json_t *offsets = json_object_get(entry, "data_offsets");
         const char *dtype = json_string_value(json_object_get(entry, "dtype"));
-        json_array_foreach(json_object_get(entry, "shape"), i, dim)
-            n *= json_integer_value(dim);
+        json_array_foreach(json_object_get(entry, "shape"), i, dim) n *= json_integer_value(dim);
         sums->n_tensors++;
         sums->n_mtp += strncmp(tensor, "mtp.", 4) == 0;
         sums->bytes += (uint64_t)(json_integer_value(json_array_get(offsets, 1)) -
@@ -192,8 +191,7 @@ static void test_groups_of_the_flash_folder(void **state)
     for (uint64_t n = 1;; n++) {
         const size_t before = tamis_mem_in_use(TAMIS_MEM_MISC);
         tamis_mem_fail_at(n);
-        const tamis_status st =
-            tamis_inspect_build(&inspect, b.checkpoint, &b.config, NULL, NULL);
+        const tamis_status st = tamis_inspect_build(&inspect, b.checkpoint, &b.config, NULL, NULL);
         tamis_mem_fail_at(0);
         if (st == TAMIS_STATUS_OK) {
             assert_true(n > 5);
@@ -260,14 +258,29 @@ static void test_faults(void **state)
     } cases[] = {
         {"tests/golden/v4-pro-fp8", "layers.2.attn.wq_b.weight", 2, 39167, 1, {0x7f}, "FP8 NaN"},
         {"tests/golden/v4-pro-fp8", "layers.2.attn.wq_b.weight", 2, 0, 1, {0xff}, "FP8 NaN"},
-        {"tests/golden/v4-pro-fp8", "layers.0.ffn.experts.3.w2.scale", 0, 159, 1, {255},
+        {"tests/golden/v4-pro-fp8",
+         "layers.0.ffn.experts.3.w2.scale",
+         0,
+         159,
+         1,
+         {255},
          "E8M0 scale byte 255"},
         {"tests/golden/v4-flash-bf16", "embed.weight", -1, 7, 2, {0x80, 0x7f}, "infinity"},
         {"tests/golden/v4-flash-bf16", "embed.weight", -1, 23039, 2, {0xc0, 0xff}, "NaN"},
         {"tests/golden/v4-flash-bf16", "norm.weight", -1, 3, 2, {0x81, 0x7f}, "NaN"},
-        {"tests/golden/v4-flash-bf16", "layers.4.ffn.gate.bias", 4, 5, 4, {0, 0, 0x80, 0xff},
+        {"tests/golden/v4-flash-bf16",
+         "layers.4.ffn.gate.bias",
+         4,
+         5,
+         4,
+         {0, 0, 0x80, 0xff},
          "infinity"},
-        {"tests/golden/v4-flash-bf16", "layers.4.hc_attn_scale", 4, 2, 4, {1, 0, 0x80, 0x7f},
+        {"tests/golden/v4-flash-bf16",
+         "layers.4.hc_attn_scale",
+         4,
+         2,
+         4,
+         {1, 0, 0x80, 0x7f},
          "NaN"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -104,8 +104,7 @@ static inline void test_items_drop(test_items *list, test_item *item)
 }
 
 /* Other bytes for a tensor. */
-static inline void test_item_set(test_item *item, const char *dtype, const void *data,
-                                 size_t bytes)
+static inline void test_item_set(test_item *item, const char *dtype, const void *data, size_t bytes)
 {
     uint8_t *copy = malloc(bytes + 1);
     if (copy == NULL)
@@ -165,8 +164,7 @@ static inline void test_visit_compressor(const tamis_compressor_weights *w, int6
     fn(user, w->norm, head_dim);
 }
 
-static inline void test_visit_attention(const tamis_dsa_layer *layer, test_values_fn fn,
-                                        void *user)
+static inline void test_visit_attention(const tamis_dsa_layer *layer, test_values_fn fn, void *user)
 {
     const tamis_dsa_config *c = &layer->config;
     const tamis_dsa_weights *w = &layer->weights;
@@ -211,8 +209,8 @@ static inline void test_visit_weights(const tamis_v4_weights *w, const tamis_mod
         test_visit_matrix(&layer->moe.gate, fn, user);
         if (layer->moe.bias != NULL)
             fn(user, layer->moe.bias, c->n_routed_experts);
-        for (int64_t e = 0; layer->moe.tid2eid != NULL &&
-                            e < (int64_t)c->vocab_size * c->num_experts_per_tok;
+        for (int64_t e = 0;
+             layer->moe.tid2eid != NULL && e < (int64_t)c->vocab_size * c->num_experts_per_tok;
              e++) {
             int64_t id;
             memcpy(&id, (const uint8_t *)layer->moe.tid2eid + 8 * e, sizeof id);
@@ -252,8 +250,8 @@ typedef struct test_bound {
     tamis_v4_weights *weights;
 } test_bound;
 
-static inline tamis_status test_bind(test_bound *out, const char *dir, const tamis_model_config *config,
-                         tamis_error *err)
+static inline tamis_status test_bind(test_bound *out, const char *dir,
+                                     const tamis_model_config *config, tamis_error *err)
 {
     *out = (test_bound){.checkpoint = NULL};
     tamis_status st = TAMIS_STATUS_OK;
@@ -307,8 +305,8 @@ static inline void test_expect_part(const char *message, const char *part)
 }
 
 /* Writing these tensors gives a folder that is refused so. */
-static inline void test_expect_refused(const test_items *items, tamis_status status, const char *part,
-                           const char *part2)
+static inline void test_expect_refused(const test_items *items, tamis_status status,
+                                       const char *part, const char *part2)
 {
     char *dir = test_temp_dir_make();
     test_bound b;
