@@ -5,8 +5,8 @@
  *     long_context DIR IDS_FILE LENGTH [THREADS [f32|bf16]]
  *
  * Parts come from taps around each attention layer. At 256 tokens a ratio-4 layer of the demo model
- * sees exactly index_topk rows, so it scores nothing and attends to as many rows as ever after: what
- * it takes more later is scoring. Likewise a ratio-128 layer has two rows then.
+ * sees exactly index_topk rows, so it scores nothing and attends to as many rows as ever after:
+ * what it takes more later is scoring. Likewise a ratio-128 layer has two rows then.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,16 +16,16 @@
 #include "engine/session_internal.h"
 #include "tamis/engine.h"
 
-#define BASE_LEN 256
+#define BASE_LEN  256
 #define SHORT_LEN 1000
-#define N_TOKENS 41 /* generated at each length; medians */
+#define N_TOKENS  41 /* generated at each length; medians */
 
 typedef enum part { PART_WINDOW = 0, PART_C4, PART_C128, PART_REST, N_PARTS } part;
 
 typedef struct timing {
     const tamis_model *model;
-    double started;             /* of the running attention layer */
-    double seconds[N_PARTS];    /* of the running step */
+    double started;          /* of the running attention layer */
+    double seconds[N_PARTS]; /* of the running step */
 } timing;
 
 static double now(void)
@@ -56,8 +56,9 @@ static void on_stage(void *user, int32_t layer, tamis_tap_stage stage, const voi
         t->started = now();
     if (stage == TAMIS_TAP_ATTN_OUT) {
         const int32_t ratio = tamis_model_layer_ratio(t->model, layer);
-        t->seconds[ratio == 0 ? PART_WINDOW : ratio == 4 ? PART_C4 : PART_C128] +=
-            now() - t->started;
+        t->seconds[ratio == 0   ? PART_WINDOW
+                   : ratio == 4 ? PART_C4
+                                : PART_C128] += now() - t->started;
     }
 }
 
@@ -137,8 +138,8 @@ static void print_parts(int32_t len, const double at[N_PARTS], const double base
 {
     const double scoring = at[PART_C4] - base[PART_C4], rows = at[PART_C128] - base[PART_C128];
     const double total = at[PART_WINDOW] + at[PART_C4] + at[PART_C128] + at[PART_REST];
-    printf("token at %7d: %7.3f ms = scoring %.3f + C128 rows %.3f + rest %.3f\n", len,
-           1e3 * total, 1e3 * scoring, 1e3 * rows, 1e3 * (total - scoring - rows));
+    printf("token at %7d: %7.3f ms = scoring %.3f + C128 rows %.3f + rest %.3f\n", len, 1e3 * total,
+           1e3 * scoring, 1e3 * rows, 1e3 * (total - scoring - rows));
 }
 
 int main(int argc, char **argv)

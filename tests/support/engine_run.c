@@ -214,8 +214,8 @@ void test_assert_same_bits(const float *seen, const float *expected, int64_t row
     for (int64_t i = 0; i < rows * cols; i++)
         if (memcmp(&seen[i], &expected[i], sizeof *seen) != 0)
             fail_msg("%s: row %lld of %lld, column %lld: %.9g, expected the bits of %.9g", what,
-                     (long long)(i / cols), (long long)rows, (long long)(i % cols),
-                     (double)seen[i], (double)expected[i]);
+                     (long long)(i / cols), (long long)rows, (long long)(i % cols), (double)seen[i],
+                     (double)expected[i]);
 }
 
 /* ---------------------------------------------------------------- taps */

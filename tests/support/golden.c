@@ -67,8 +67,7 @@ static json_t *entry(const test_golden *golden, const char *name, const char *ke
 
 static size_t offset_of(const test_golden *golden, const char *name, size_t which)
 {
-    return (size_t)json_integer_value(
-        json_array_get(entry(golden, name, "data_offsets"), which));
+    return (size_t)json_integer_value(json_array_get(entry(golden, name, "data_offsets"), which));
 }
 
 int64_t test_golden_dim(const test_golden *golden, const char *name, int axis)

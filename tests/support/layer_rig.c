@@ -210,8 +210,10 @@ void test_rig_poison(test_rig *rig, float value)
         const bool is_ring = cache->desc.life == TAMIS_CACHE_RING;
         for (int32_t b = 0; b < (is_ring ? store->n_slots : store->n_blocks); b++)
             for (int32_t r = 0; r < cache->desc.rows; r++)
-                fill_row(cache, is_ring ? tamis_cache_ring_row(cache, b, r)
-                                        : tamis_cache_block_row(cache, b, r), value);
+                fill_row(cache,
+                         is_ring ? tamis_cache_ring_row(cache, b, r)
+                                 : tamis_cache_block_row(cache, b, r),
+                         value);
     }
 }
 
@@ -259,9 +261,9 @@ float *test_rig_row(const test_rig *rig, const test_rig_seq *seq, int32_t layer_
 {
     const tamis_cache *cache = tamis_dsa_cache(rig->caches, layer_idx, (tamis_dsa_role)role);
     assert_non_null(cache);
-    const uint8_t *row = tamis_dsa_caches_row(rig->caches, layer_idx, (tamis_dsa_role)role,
-                                              seq->table[j / cache->desc.rows],
-                                              j % cache->desc.rows);
+    const uint8_t *row =
+        tamis_dsa_caches_row(rig->caches, layer_idx, (tamis_dsa_role)role,
+                             seq->table[j / cache->desc.rows], j % cache->desc.rows);
     float *out = take((size_t)cache->desc.values_per_row, sizeof *out);
     for (int32_t i = 0; i < cache->desc.values_per_row; i++) {
         uint32_t bits = 0;

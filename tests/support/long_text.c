@@ -46,8 +46,7 @@ int32_t *test_long_ids(int32_t n)
             TAMIS_STATUS_OK)
         die(err.text);
     for (int32_t i = 0; i < n; i++)
-        out[i] = i == 0 ? tamis_tokenizer_get_info(tokenizer).bos_id
-                        : ids[(size_t)(i - 1) % n_ids];
+        out[i] = i == 0 ? tamis_tokenizer_get_info(tokenizer).bos_id : ids[(size_t)(i - 1) % n_ids];
     tamis_ids_free(ids);
     tamis_tokenizer_close(&tokenizer);
     free(text);

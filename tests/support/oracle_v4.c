@@ -16,7 +16,10 @@ static void *take(int64_t n, size_t size)
     return block;
 }
 
-static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
 
 /* ---------------------------------------------------------------- hyper-connections */
 
@@ -296,8 +299,8 @@ static void site_leave(site *s, double *streams, const double *v, const tamis_mo
     const int m = config->hc_mult;
     const int64_t hidden = config->hidden_size;
     for (int32_t t = 0; t < n; t++)
-        expand(streams + t * m * hidden, v + t * hidden, s->post + t * m, s->combine + t * m * m,
-               m, hidden);
+        expand(streams + t * m * hidden, v + t * hidden, s->post + t * m, s->combine + t * m * m, m,
+               hidden);
     free(s->pre);
     free(s->post);
     free(s->combine);
@@ -341,8 +344,8 @@ static void run_head(oracle_v4_run *run, const double *streams, const oracle_v4 
         double z[TAMIS_MAX_HC_MULT];
         control(z, streams + t * m * hidden, fn, hc->fn.rows, config);
         for (int s = 0; s < m; s++)
-            z[s] = sigmoid(z[s] * (double)hc->scale[0] + (double)hc->base[s]) +
-                   (double)config->hc_eps;
+            z[s] =
+                sigmoid(z[s] * (double)hc->scale[0] + (double)hc->base[s]) + (double)config->hc_eps;
         collapse(u, z, streams + t * m * hidden, m, hidden);
         oracle_rmsnorm(u, u, model->weights->norm, hidden, (double)config->rms_norm_eps);
         oracle_multiply(run->logits + (int64_t)t * config->vocab_size, head, config->vocab_size,

@@ -22,13 +22,14 @@ typedef struct oracle_attention_options {
 } oracle_attention_options;
 
 typedef struct oracle_attention {
-    int32_t n, n_rows;   /* tokens; compressed rows n / ratio */
-    double *out;         /* [n][hidden_size], zero where not wanted */
-    double *ckv;         /* [n_rows][head_dim] */
-    double *ikeys;       /* [n_rows][index_head_dim]; NULL without indexer */
-    double *scores;      /* [n][n_rows], wanted queries, visible rows; NULL without indexer */
-    int32_t *topk;       /* [n][index_topk] own choice, ascending, then -1; NULL without indexer */
-    double index_margin; /* smallest (k-th minus next score) / largest |score|; 1 if none was near */
+    int32_t n, n_rows; /* tokens; compressed rows n / ratio */
+    double *out;       /* [n][hidden_size], zero where not wanted */
+    double *ckv;       /* [n_rows][head_dim] */
+    double *ikeys;     /* [n_rows][index_head_dim]; NULL without indexer */
+    double *scores;    /* [n][n_rows], wanted queries, visible rows; NULL without indexer */
+    int32_t *topk;     /* [n][index_topk] own choice, ascending, then -1; NULL without indexer */
+    double
+        index_margin; /* smallest (k-th minus next score) / largest |score|; 1 if none was near */
 } oracle_attention;
 
 /* x [n][hidden_size]; options may be NULL. */
@@ -67,7 +68,7 @@ typedef struct oracle_v4_layer {
 typedef struct oracle_v4_run {
     int32_t n, n_layers;
     oracle_v4_layer *layers;
-    double *logits; /* [n][vocab_size] */
+    double *logits;                     /* [n][vocab_size] */
     double index_margin, router_margin; /* smallest over all layers and positions */
 } oracle_v4_run;
 

@@ -23,8 +23,8 @@ static double fields_value(uint32_t bits, int exp_bits, int man_bits, int bias)
 {
     const int exponent = (int)(bits >> man_bits & ((1u << exp_bits) - 1));
     const double mantissa = (double)(bits & ((1u << man_bits) - 1)) / (1u << man_bits);
-    const double value = exponent == 0 ? ldexp(mantissa, 1 - bias)
-                                       : ldexp(1 + mantissa, exponent - bias);
+    const double value =
+        exponent == 0 ? ldexp(mantissa, 1 - bias) : ldexp(1 + mantissa, exponent - bias);
     return bits >> (exp_bits + man_bits) & 1 ? -value : value;
 }
 
@@ -283,8 +283,8 @@ static void choose_rows(oracle_attention *a, int32_t k, const uint8_t *want)
 /* ---------------------------------------------------------------- attention */
 
 /* Softmax over `n` rows with the head's sink in the denominator. */
-static void attend(double *out, const double *q, const double *const *rows, int32_t n,
-                   double sink, int32_t d)
+static void attend(double *out, const double *q, const double *const *rows, int32_t n, double sink,
+                   int32_t d)
 {
     double max = sink, *weight = take(n, sizeof *weight), sum;
     for (int32_t i = 0; i < n; i++) {

@@ -35,8 +35,7 @@ typedef struct folder {
 } folder;
 
 /* Opens, runs N tokens and a little decoding; logits [N][vocab_size] or NULL. */
-static tamis_status try_folder(const char *dir, const int32_t *ids, float *logits,
-                               tamis_error *err)
+static tamis_status try_folder(const char *dir, const int32_t *ids, float *logits, tamis_error *err)
 {
     tamis_model *model = NULL;
     tamis_session *session = NULL;
@@ -54,8 +53,8 @@ static tamis_status try_folder(const char *dir, const int32_t *ids, float *logit
         const tamis_feed feed = {seq, ids, N, TAMIS_LOGITS_ALL, NULL};
         st = tamis_session_step(session, &feed, 1, err);
     }
-    const size_t vocab = st == TAMIS_STATUS_OK
-                             ? (size_t)tamis_model_get_info(model)->vocab_size : 0;
+    const size_t vocab =
+        st == TAMIS_STATUS_OK ? (size_t)tamis_model_get_info(model)->vocab_size : 0;
     for (int32_t t = 0; logits != NULL && vocab > 0 && t < N; t++)
         memcpy(logits + (size_t)t * vocab, tamis_session_logits(session, t),
                vocab * sizeof *logits);
@@ -332,8 +331,7 @@ static void test_flips_in_data(void **state)
     test_rng rng = test_rng_start("flips in data", 32);
     folder f = folder_open();
     for (size_t i = 0; i < sizeof shards / sizeof *shards; i++)
-        check_flips(&f, shards[i], header_bytes(shards[i]), file_bytes(shards[i]), 60, false,
-                    &rng);
+        check_flips(&f, shards[i], header_bytes(shards[i]), file_bytes(shards[i]), 60, false, &rng);
     folder_close(&f);
 }
 
@@ -403,14 +401,10 @@ static void test_missing_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nan_is_named),
-        cmocka_unit_test(test_experts_met_and_not_met),
-        cmocka_unit_test(test_session_survives),
-        cmocka_unit_test(test_flips_in_headers),
-        cmocka_unit_test(test_flips_in_data),
-        cmocka_unit_test(test_flips_in_config),
-        cmocka_unit_test(test_cut_files),
-        cmocka_unit_test(test_missing_files),
+        cmocka_unit_test(test_nan_is_named),     cmocka_unit_test(test_experts_met_and_not_met),
+        cmocka_unit_test(test_session_survives), cmocka_unit_test(test_flips_in_headers),
+        cmocka_unit_test(test_flips_in_data),    cmocka_unit_test(test_flips_in_config),
+        cmocka_unit_test(test_cut_files),        cmocka_unit_test(test_missing_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

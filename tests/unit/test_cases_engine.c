@@ -35,8 +35,8 @@ static int32_t choose(int32_t *out, const float *scores, int32_t n, int32_t k)
     for (int32_t j = 0; j < n; j++) {
         int32_t n_better = 0;
         for (int32_t i = 0; i < n; i++)
-            n_better += !isnan(scores[i]) &&
-                        (scores[i] > scores[j] || (scores[i] == scores[j] && i < j));
+            n_better +=
+                !isnan(scores[i]) && (scores[i] > scores[j] || (scores[i] == scores[j] && i < j));
         if (!isnan(scores[j]) && n_better < k)
             out[n_out++] = j;
     }
@@ -136,9 +136,11 @@ static void case_23_combine_is_doubly_stochastic(void **state)
     (void)state;
     enum { M = 4, N = (2 + M) * M };
     test_rng rng = test_rng_start("case 23, Sinkhorn", 24);
-    const tamis_model_config config = {
-        .hidden_size = 1, .hc_mult = M, .hc_sinkhorn_iters = 20, .hc_eps = 1e-6f,
-        .rms_norm_eps = 1e-6f};
+    const tamis_model_config config = {.hidden_size = 1,
+                                       .hc_mult = M,
+                                       .hc_sinkhorn_iters = 20,
+                                       .hc_eps = 1e-6f,
+                                       .rms_norm_eps = 1e-6f};
     for (int turn = 0; turn < 50; turn++) {
         float base[N], z[N], scale[3] = {0.7f, 1.3f, 0.4f}, fn[N * M];
         double streams[M], pre[M], post[M], combine[M * M], sum = 0;
@@ -149,9 +151,10 @@ static void case_23_combine_is_doubly_stochastic(void **state)
             streams[s] = (double)test_rng_normal(&rng);
             sum += streams[s] * streams[s];
         }
-        const tamis_hc_weights site = {.fn = {.dtype = TAMIS_DTYPE_F32, .rows = N, .cols = M,
-                                              .data = fn, .row_bytes = M * 4},
-                                       .base = base, .scale = scale};
+        const tamis_hc_weights site = {
+            .fn = {.dtype = TAMIS_DTYPE_F32, .rows = N, .cols = M, .data = fn, .row_bytes = M * 4},
+            .base = base,
+            .scale = scale};
         double *wide = oracle_matrix(&site.fn);
         oracle_hyper_connection(pre, post, combine, streams, wide, &site, &config);
         for (int i = 0; i < N; i++) {
@@ -301,8 +304,8 @@ static void test_index_cache_in_a_model(void **state)
     const double diff = test_max_diff_f64(whole, run.logits, N * vocab, NULL);
     const float *plain = test_golden_f32(golden, "logits", NULL);
     printf("IndexCache: logits within %.2e of the oracle (router margin %.1e), %.2e from the "
-           "model without\n", diff, run.router_margin,
-           test_max_diff(whole, plain, N * vocab, NULL));
+           "model without\n",
+           diff, run.router_margin, test_max_diff(whole, plain, N * vocab, NULL));
     assert_true(diff < 5e-5);
     assert_true(test_max_diff(whole, plain, N * vocab, NULL) > 1e-2);
     test_assert_same_bits(cut, whole, N, vocab, "IndexCache, chunks of 7");

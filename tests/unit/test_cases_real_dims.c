@@ -22,8 +22,9 @@
 
 /* More visible rows than topk; sanitizers get a shorter run. */
 enum { N = TEST_IS_SANITIZED ? 272 : 400, FIRST = 250, TOPK = 64 };
-#define OUT_BOUND 5e-6
-#define SCORE_BOUND 1e-5 /* of a selected row below the k-th best, relative to the largest score */
+#define OUT_BOUND   5e-6
+#define SCORE_BOUND 1e-5 /* of a selected row below the k-th best, relative to the largest score   \
+                          */
 
 static tamis_dsa_config real_config(int32_t ratio)
 {
@@ -99,8 +100,7 @@ static void check_real_dims(int32_t ratio, tamis_dtype matrix_dtype)
     }
     uint8_t *want = wanted();
     double *wide = test_widened(x, (int64_t)N * c.hidden_size), worst = 0;
-    const oracle_attention_options options = {.want = want,
-                                              .given_topk = ratio == 4 ? topk : NULL};
+    const oracle_attention_options options = {.want = want, .given_topk = ratio == 4 ? topk : NULL};
     oracle_attention oracle = oracle_attention_run(&layer.layer, wide, N, &options);
     for (int32_t t = 0; t < N; t++) {
         if (!want[t])

@@ -401,8 +401,7 @@ static void case_10_one_key_layout(void **state)
     test_rig rig = test_rig_open(&layer.layer, 1, &params, 260, 1);
     test_rig_seq seq = test_rig_seq_open(&rig);
     test_rig_feed(&rig, &seq, x, 260, 100, out);
-    assert_int_equal(
-        tamis_dsa_caches_rows_per_block(rig.caches, 0, TAMIS_DSA_INDEX_KEY), 64);
+    assert_int_equal(tamis_dsa_caches_rows_per_block(rig.caches, 0, TAMIS_DSA_INDEX_KEY), 64);
     assert_rows(&rig, &seq, TAMIS_DSA_INDEX_KEY, oracle.ikeys, 65, c.index_head_dim, "index key");
     float *key = test_rig_row(&rig, &seq, 0, TAMIS_DSA_INDEX_KEY, 1);
     for (int32_t j = 0; j < 65; j++) /* key 1 is nobody else's */

@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEMO "models/demo"
-#define CLAIM 5e-5
+#define DEMO      "models/demo"
+#define CLAIM     5e-5
 #define NLL_CLAIM 1e-4
 
 /* -log softmax(logits)[id] in double precision */

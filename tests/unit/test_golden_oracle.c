@@ -67,7 +67,8 @@ static void check_oracle(const char *dir)
         skip();
     test_golden *golden = test_golden_open(dir, "golden.safetensors");
     int64_t n, n_pos, n_logits;
-    int32_t *ids = test_golden_ids(golden, "ids", &n), *pos = test_golden_ids(golden, "pos", &n_pos);
+    int32_t *ids = test_golden_ids(golden, "ids", &n),
+            *pos = test_golden_ids(golden, "pos", &n_pos);
     oracle_v4 model = oracle_v4_open(dir);
     oracle_v4_run run = oracle_v4_forward(&model, ids, (int32_t)n, false);
     double worst = 0, worst_logits = 0;
@@ -205,9 +206,8 @@ static void check_lengths(const char *dir)
         for (int32_t layer = 0; layer < run.n_layers; layer++)
             if (model.config.compress_ratios[layer] == 4)
                 check_selection(dir, &run, &capture, layer, n - 1, model.config.index_topk);
-        const double diff =
-            test_max_diff_f64(logits + (int64_t)(n - 1) * vocab,
-                              run.logits + (int64_t)(n - 1) * vocab, vocab, NULL);
+        const double diff = test_max_diff_f64(logits + (int64_t)(n - 1) * vocab,
+                                              run.logits + (int64_t)(n - 1) * vocab, vocab, NULL);
         if (diff > CLAIM)
             fail_msg("%s: prompt of %d: last logits %.2e from the oracle's", dir, n, diff);
         worst = fmax(worst, diff);
@@ -286,14 +286,10 @@ static void case_18_needle_at_any_residue(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oracle_frequencies),
-        cmocka_unit_test(test_oracle_flash_bf16),
-        cmocka_unit_test(test_oracle_flash_fp8),
-        cmocka_unit_test(test_oracle_pro_fp8),
-        cmocka_unit_test(test_oracle_official),
-        cmocka_unit_test(test_lengths_flash_fp8),
-        cmocka_unit_test(test_lengths_pro_fp8),
-        cmocka_unit_test(case_18_needle_at_any_residue),
+        cmocka_unit_test(test_oracle_frequencies), cmocka_unit_test(test_oracle_flash_bf16),
+        cmocka_unit_test(test_oracle_flash_fp8),   cmocka_unit_test(test_oracle_pro_fp8),
+        cmocka_unit_test(test_oracle_official),    cmocka_unit_test(test_lengths_flash_fp8),
+        cmocka_unit_test(test_lengths_pro_fp8),    cmocka_unit_test(case_18_needle_at_any_residue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -177,8 +177,8 @@ static void check_rows(const fixture *f, int32_t layer, const char *stage, tamis
     assert_int_equal(n_rows, f->n / tamis_model_layer_ratio(f->engine.model, layer));
     for (int32_t j = 0; j < n_rows; j++) {
         assert_true(per_block > 0 && j / per_block < n_blocks);
-        const float *row = tamis_dsa_caches_row(caches, layer, role, table[j / per_block],
-                                                j % per_block);
+        const float *row =
+            tamis_dsa_caches_row(caches, layer, role, table[j / per_block], j % per_block);
         check_row(f, layer, stage, j, row, golden + j * width, width, worst);
     }
 }

@@ -1,6 +1,7 @@
 /*
  * A context longer than the demo model declares: memory grows by the printed plan and no more, and
- * far positions are as independent of the steps as near ones. bench/long_context.sh goes to 100,000.
+ * far positions are as independent of the steps as near ones. bench/long_context.sh goes to
+ * 100,000.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -55,7 +55,7 @@ static int32_t draw_count(test_rng *rng, const test_track *track)
 {
     const int64_t kind = test_rng_int(rng, 0, 5);
     const int32_t left = track->n - track->fed;
-    const int32_t count = kind == 0 ? (int32_t)test_rng_int(rng, 20, 64)
+    const int32_t count = kind == 0   ? (int32_t)test_rng_int(rng, 20, 64)
                           : kind == 1 ? 0
                           : kind == 2 ? (int32_t)test_rng_int(rng, 2, 9)
                                       : 1;

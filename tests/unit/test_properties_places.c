@@ -46,7 +46,8 @@ static plain_run plain_open(const char *dir, tamis_dtype dtype, int32_t n)
 static void plain_compare(const plain_run *p, const tamis_session_params *params, const char *where)
 {
     float *seen = run(&p->engine, params, p->ids);
-    test_assert_same_bits(seen, p->logits, p->params.max_model_len, p->engine.info->vocab_size, where);
+    test_assert_same_bits(seen, p->logits, p->params.max_model_len, p->engine.info->vocab_size,
+                          where);
     free(seen);
 }
 
@@ -84,7 +85,8 @@ static void check_blocks(const char *dir, tamis_dtype dtype)
         plain_compare(&p, &params, test_where(dir, dtype, "block_tokens", block_tokens[b]));
         params.block_order_seed = 11 + b;
         params.num_blocks = 12; /* more than needed, so that the order is a real choice */
-        plain_compare(&p, &params, test_where(dir, dtype, "shuffled block_tokens", block_tokens[b]));
+        plain_compare(&p, &params,
+                      test_where(dir, dtype, "shuffled block_tokens", block_tokens[b]));
     }
     plain_close(&p);
 }
@@ -98,9 +100,11 @@ static void test_blocks(void **state)
 static void check_levels(const char *dir, tamis_dtype dtype)
 {
     plain_run p = plain_open(dir, dtype, LEN_PORTABLE);
-    for (tamis_cpu_level level = TAMIS_CPU_PORTABLE; level <= tamis_cpu_level_available(); level++) {
+    for (tamis_cpu_level level = TAMIS_CPU_PORTABLE; level <= tamis_cpu_level_available();
+         level++) {
         assert_int_equal(tamis_cpu_level_set(level), TAMIS_STATUS_OK);
-        plain_compare(&p, &p.params, test_where(dir, dtype, tamis_cpu_level_name(level), LEN_PORTABLE));
+        plain_compare(&p, &p.params,
+                      test_where(dir, dtype, tamis_cpu_level_name(level), LEN_PORTABLE));
     }
     assert_int_equal(tamis_cpu_level_set(tamis_cpu_level_available()), TAMIS_STATUS_OK);
     plain_close(&p);

@@ -56,8 +56,7 @@ static void check(walk *w, sequence *s)
         return;
     s->ids[s->len++] = draw(w, 0, vocab - 1);
     float *expected = test_logits_of(&w->reference, s->ids, s->len, 0);
-    const tamis_feed feed = {s->seq, &s->ids[s->len - 1], 1, TAMIS_LOGITS_LAST,
-                             NULL};
+    const tamis_feed feed = {s->seq, &s->ids[s->len - 1], 1, TAMIS_LOGITS_LAST, NULL};
     tamis_error err;
     const tamis_status st = tamis_session_step(w->engine.session, &feed, 1, &err);
     if (st == TAMIS_STATUS_NO_BLOCKS) {
@@ -90,8 +89,7 @@ static void step(walk *w)
         count = count < MAX_LEN - s->len ? count : MAX_LEN - s->len;
         for (int32_t t = 0; t < count; t++)
             s->ids[s->len + t] = draw(w, 0, vocab - 1);
-        feeds[n] = (tamis_feed){s->seq, s->ids + s->len, count, TAMIS_LOGITS_NONE,
-                                NULL};
+        feeds[n] = (tamis_feed){s->seq, s->ids + s->len, count, TAMIS_LOGITS_NONE, NULL};
         fed[n++] = s;
         left -= count;
     }
