@@ -45,7 +45,7 @@ static tamis_status run_layer(const tamis_dsa_layer *layer, tamis_dtype kv_cache
     if (st == TAMIS_STATUS_OK)
         st = tamis_dsa_plan_open(&plan, caches, &plan_params, err);
 
-    /* Every step: describe the batch, plan it (this may fail), run the layers (this may not). */
+    /* Every step: describe the batch, plan it (this may fail), run the layers (only NaN or misuse stops them). */
     for (int32_t done = 0, n; st == TAMIS_STATUS_OK && done < n_tokens; done += n) {
         n = done == 0 && n_prompt > 0 ? n_prompt : 1;
         const int32_t query_start_loc[2] = {0, n}, seq_lens[1] = {done + n}, slots[1] = {0};
@@ -53,9 +53,9 @@ static tamis_status run_layer(const tamis_dsa_layer *layer, tamis_dtype kv_cache
                                    .seq_lens = seq_lens, .block_table = table,
                                    .block_table_stride = n_blocks, .slots = slots};
         st = tamis_dsa_plan_build(plan, &batch, err);
-        if (st == TAMIS_STATUS_OK && !tamis_dsa_forward(layer, 0, plan, caches, x + done * hidden,
-                                                        out + done * hidden, team))
-            st = TAMIS_STATUS_FORMAT; /* a NaN or infinity came up */
+        if (st == TAMIS_STATUS_OK)
+            st = tamis_dsa_forward(layer, 0, plan, caches, x + done * hidden, out + done * hidden,
+                                   team, err);
     }
     tamis_dsa_plan_close(&plan);
     tamis_dsa_caches_close(&caches);

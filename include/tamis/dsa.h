@@ -6,10 +6,15 @@
  * One step of an engine:
  *
  *     tamis_dsa_plan_build(plan, &batch, &err);        // may fail; nothing has changed then
- *     for (int i = 0; i < n_layers; i++)               // cannot fail
- *         tamis_dsa_forward(&layers[i], i, plan, caches, x, out, team);
+ *     for (int i = 0; i < n_layers; i++)               // fails on misuse and on NaN only
+ *         tamis_dsa_forward(&layers[i], i, plan, caches, x, out, team, &err);
  *
- * A complete program: examples/dsa_attention.c.
+ * Rollback: plan the next step with a smaller seq_len; rows are addressed by position and written
+ * again before they are read. How far is tamis_dsa_caches_rollback_floor's answer. Blocks need no
+ * clearing when they pass to another sequence, ring slots do (tamis_dsa_caches_clear_slot).
+ *
+ * A complete program: examples/dsa_attention.c. Parameter structs carry their own size so that a
+ * library of another version refuses them instead of misreading them; _default() fills it in.
  *
  * Results are the same bits for any cut of a prompt into steps, any batch, any number of threads,
  * any physical blocks and any CPU level (docs/numerics.md).
@@ -168,8 +173,10 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out
                                                             tamis_error *err);
 TAMIS_API void tamis_dsa_plan_close(tamis_dsa_plan **plan);
 /**
- * Plan a step. errors: INVALID (query_start_loc, lengths, block ids, slots: the request, the value
- * seen and allowed), LIMIT (tokens, requests, context). The previous plan is void after a failure.
+ * Plan a step. errors: INVALID (query_start_loc, lengths, block ids, slots, a block that this step
+ * writes and another of its requests holds: the request, the value seen and allowed), LIMIT (tokens,
+ * requests, context). The previous plan is void after a failure. Requests may share blocks that
+ * hold only tokens before this step.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan,
                                                              const tamis_batch *batch,
@@ -178,18 +185,25 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_build(tamis_dsa_plan *pla
 /**
  * One attention layer over the planned tokens; also writes their rows into the caches.
  *
- * shapes   x, out  [num_tokens][hidden_size] f32, contiguous; out must not overlap x
+ * shapes   x, out  [num_tokens][hidden_size] f32, contiguous; out must not overlap x. x is the
+ *          normed input of the layer (attn_norm is the caller's), out is without the residual
  * args     layer_idx: number of the layer among those the caches were opened with; layers are run
- *          in ascending order within a step (a reuse_topk layer reads an earlier selection)
+ *          in ascending order within a step (a reuse_topk layer reads an earlier selection).
+ *          team: of plan's n_threads
  * numeric  class ordered
  * threads  plan, caches and team belong to one caller at a time
- * returns  false if a NaN or infinity came up (damaged weights or input): the outputs are not to be
- *          used and the sequences of this step have to be rolled back or dropped
+ * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
+ *          caches were opened for, a team of another size, caches of another plan.
+ *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input); the outputs
+ *          are not to be used, and the ring slots of this step's requests are spoilt: clear them
+ *          (tamis_dsa_caches_clear_slot) and start the sequences again
  * source   V4 reference inference/model.py (Attention, Compressor, Indexer); dsa_v1.py forward
  */
-TAMIS_API bool tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx,
-                                 tamis_dsa_plan *plan, tamis_dsa_caches *caches, const float *x,
-                                 float *out, tamis_team *team);
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_forward(const tamis_dsa_layer *layer,
+                                                          int32_t layer_idx, tamis_dsa_plan *plan,
+                                                          tamis_dsa_caches *caches, const float *x,
+                                                          float *out, tamis_team *team,
+                                                          tamis_error *err);
 
 #ifdef __cplusplus
 }

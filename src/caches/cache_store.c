@@ -57,8 +57,8 @@ tamis_status tamis_cache_store_describe(tamis_cache_store *store, const tamis_ca
 
 tamis_status tamis_cache_store_allocate(tamis_cache_store *store, tamis_error *err)
 {
-    const size_t bytes = store->block_bytes * (size_t)store->n_blocks +
-                         store->slot_bytes * (size_t)store->n_slots;
+    const size_t bytes =
+        store->block_bytes * (size_t)store->n_blocks + store->slot_bytes * (size_t)store->n_slots;
     uint8_t *at = store->memory = tamis_mem_alloc(TAMIS_MEM_CACHES, bytes);
     if (at == NULL)
         return tamis_fail_memory(err, "caches", bytes);

@@ -14,10 +14,7 @@
 
 #include "tamis/base.h"
 
-typedef enum tamis_cache_life {
-    TAMIS_CACHE_PAGED = 0,
-    TAMIS_CACHE_RING
-} tamis_cache_life;
+typedef enum tamis_cache_life { TAMIS_CACHE_PAGED = 0, TAMIS_CACHE_RING } tamis_cache_life;
 
 typedef struct tamis_cache_desc {
     tamis_cache_life life;

@@ -79,7 +79,8 @@ static bool run_attention(tamis_v4 *v4, int32_t i, const tamis_v4_step *step)
                            step->n_tokens, v4->coefs, v4->x))
         return false;
     emit(v4, i, TAMIS_TAP_ATTN_IN, v4->x, step, hidden);
-    if (!tamis_dsa_forward(&w->attn, i, step->plan, step->caches, v4->x, v4->v, v4->exec.team))
+    if (tamis_dsa_forward(&w->attn, i, step->plan, step->caches, v4->x, v4->v, v4->exec.team,
+                          NULL) != TAMIS_STATUS_OK)
         return false;
     if (w->attn.config.compress_ratio == 4)
         emit(v4, i, TAMIS_TAP_TOPK, tamis_dsa_plan_topk(step->plan), step,

@@ -17,19 +17,19 @@ void tamis_step_layout(tamis_step *step, tamis_arena *arena)
     step->tok_req = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
     step->tok_pos = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
     step->units = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
+    step->writer = tamis_arena_take(arena, (size_t)step->n_blocks, sizeof(int64_t));
     step->slot_owner = tamis_arena_take(arena, (size_t)step->n_slots, sizeof(int32_t));
 }
 
-static tamis_status check_counts(const tamis_step *step, const tamis_batch *batch,
-                                 tamis_error *err)
+static tamis_status check_counts(const tamis_step *step, const tamis_batch *batch, tamis_error *err)
 {
     const int32_t *start = batch->query_start_loc;
     if (batch->num_reqs < 0 || batch->num_reqs > step->max_reqs)
         return tamis_fail(err, TAMIS_STATUS_LIMIT, "batch: num_reqs is %d, allowed 0..%d",
                           batch->num_reqs, step->max_reqs);
     if (start[0] != 0)
-        return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "batch: query_start_loc[0] is %d, must be 0", start[0]);
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "batch: query_start_loc[0] is %d, must be 0",
+                          start[0]);
     for (int32_t i = 0; i < batch->num_reqs; i++)
         if (start[i + 1] < start[i])
             return tamis_fail(err, TAMIS_STATUS_INVALID,
@@ -100,6 +100,51 @@ static tamis_status add_request(tamis_step *step, const tamis_batch *batch, int3
     return TAMIS_STATUS_OK;
 }
 
+/* Blocks that a request's new tokens lie in: [first, end) of its table. */
+static void written_blocks(const tamis_step *step, int32_t req, int32_t *first, int32_t *end)
+{
+    const bool has_tokens = step->start_pos[req] < step->seq_len[req];
+    *first = step->start_pos[req] / step->block_tokens;
+    *end = has_tokens ? (int32_t)tamis_ceil_div(step->seq_len[req], step->block_tokens) : *first;
+}
+
+static int64_t entry_number(const tamis_step *step, int32_t req, int32_t i)
+{
+    return 1 + (int64_t)req * step->table_width + i;
+}
+
+static void mark_writers(tamis_step *step, int32_t n_reqs, bool is_mark)
+{
+    for (int32_t req = 0; req < n_reqs; req++) {
+        int32_t first, end;
+        written_blocks(step, req, &first, &end);
+        for (int32_t i = first; i < end; i++)
+            step->writer[tamis_step_table(step, req)[i]] = is_mark ? entry_number(step, req, i) : 0;
+    }
+}
+
+/* A block may be shared as long as nobody writes it: two places would see each other's rows. */
+static tamis_status check_shared_blocks(tamis_step *step, int32_t n_reqs, tamis_error *err)
+{
+    tamis_status st = TAMIS_STATUS_OK;
+    mark_writers(step, n_reqs, true);
+    for (int32_t req = 0; req < n_reqs && st == TAMIS_STATUS_OK; req++) {
+        const int32_t n = (int32_t)tamis_ceil_div(step->seq_len[req], step->block_tokens);
+        for (int32_t i = 0; i < n && st == TAMIS_STATUS_OK; i++) {
+            const int32_t block = tamis_step_table(step, req)[i];
+            const int64_t writer = step->writer[block];
+            if (writer != 0 && writer != entry_number(step, req, i))
+                st = tamis_fail(err, TAMIS_STATUS_INVALID,
+                                "request %d: block_table[%d] is %d, which request %d writes in "
+                                "this step through block_table[%d]",
+                                req, i, block, (int)((writer - 1) / step->table_width),
+                                (int)((writer - 1) % step->table_width));
+        }
+    }
+    mark_writers(step, n_reqs, false);
+    return st;
+}
+
 tamis_status tamis_step_build(tamis_step *step, const tamis_batch *batch, tamis_error *err)
 {
     step->n_tokens = step->n_reqs = 0;
@@ -109,6 +154,7 @@ tamis_status tamis_step_build(tamis_step *step, const tamis_batch *batch, tamis_
     step->query_start[0] = 0;
     for (int32_t req = 0; req < batch->num_reqs; req++)
         TAMIS_TRY(add_request(step, batch, req, err));
+    TAMIS_TRY(check_shared_blocks(step, batch->num_reqs, err));
     step->n_reqs = batch->num_reqs;
     step->n_tokens = batch->query_start_loc[batch->num_reqs];
     return TAMIS_STATUS_OK;

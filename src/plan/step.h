@@ -23,6 +23,7 @@ typedef struct tamis_step {
     int32_t *tok_req;     /* [max_tokens] */
     int32_t *tok_pos;     /* [max_tokens] */
     int32_t *units;       /* [max_tokens] room for counting work while a plan is built */
+    int64_t *writer;      /* [n_blocks] 1 + table entry that this step writes through, or 0 */
     int32_t *slot_owner;  /* [n_slots] request that uses the slot in this step, or -1 */
 } tamis_step;
 

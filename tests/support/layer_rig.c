@@ -240,8 +240,10 @@ void test_rig_plan(test_rig *rig, test_rig_seq *const *seqs, const int32_t *coun
 
 void test_rig_run(test_rig *rig, int32_t layer_idx, const float *x, float *out)
 {
-    assert_true(tamis_dsa_forward(&rig->layers[layer_idx], layer_idx, rig->plan, rig->caches, x,
-                                  out, rig->team));
+    tamis_error err;
+    test_must(tamis_dsa_forward(&rig->layers[layer_idx], layer_idx, rig->plan, rig->caches, x, out,
+                                rig->team, &err),
+              &err, "layer");
 }
 
 void test_rig_feed(test_rig *rig, test_rig_seq *seq, const float *x, int32_t n, int32_t chunk,

@@ -40,7 +40,8 @@ static void check_floor(int32_t kind, int32_t window, int32_t max_rollback, int3
     assert_true(rows <= 4096);
     for (int32_t pos = 0; pos < high; pos++)
         ring[pos % rows] = pos;
-    tamis_cache cache = {.desc = {.life = TAMIS_CACHE_RING, .rows = rows, .align = align, .lead = lead}};
+    tamis_cache cache = {
+        .desc = {.life = TAMIS_CACHE_RING, .rows = rows, .align = align, .lead = lead}};
     const tamis_cache_store store = {.caches = &cache, .n_caches = 1};
     const int32_t floor = tamis_cache_store_rollback_floor(&store, high);
     assert_true(floor <= (high > max_rollback ? high - max_rollback : 0));
@@ -72,11 +73,20 @@ static void test_rollback_floor(void **state)
 
 static tamis_dsa_config layer_of(int32_t ratio)
 {
-    return (tamis_dsa_config){.hidden_size = 96, .num_heads = 4, .head_dim = 48,
-                              .rope_head_dim = 16, .q_lora_rank = 88, .o_groups = 2,
-                              .o_lora_rank = 32, .sliding_window = 16, .compress_ratio = ratio,
-                              .index_n_heads = 8, .index_head_dim = 40, .index_topk = 8,
-                              .rms_norm_eps = 1e-6f, .rope = {.theta = 10000}};
+    return (tamis_dsa_config){.hidden_size = 96,
+                              .num_heads = 4,
+                              .head_dim = 48,
+                              .rope_head_dim = 16,
+                              .q_lora_rank = 88,
+                              .o_groups = 2,
+                              .o_lora_rank = 32,
+                              .sliding_window = 16,
+                              .compress_ratio = ratio,
+                              .index_n_heads = 8,
+                              .index_head_dim = 40,
+                              .index_topk = 8,
+                              .rms_norm_eps = 1e-6f,
+                              .rope = {.theta = 10000}};
 }
 
 /* Every row of every block and slot is a place of its own, at any padding. */
@@ -104,9 +114,10 @@ static void test_addresses(void **state)
             const int32_t n = cache->desc.life == TAMIS_CACHE_PAGED ? 3 : 2;
             for (int32_t unit = 0; unit < n; unit++)
                 for (int32_t row = 0; row < cache->desc.rows; row++) {
-                    uint8_t *at = cache->desc.life == TAMIS_CACHE_PAGED
-                                      ? tamis_cache_block_row(cache, unit, row)
-                                      : tamis_cache_ring_row(cache, unit, row + 5 * cache->desc.rows);
+                    uint8_t *at =
+                        cache->desc.life == TAMIS_CACHE_PAGED
+                            ? tamis_cache_block_row(cache, unit, row)
+                            : tamis_cache_ring_row(cache, unit, row + 5 * cache->desc.rows);
                     mark = (uint8_t)(mark * 5 + 1);
                     if (pass == 0)
                         memset(at, mark, (size_t)cache->row_bytes);
@@ -215,9 +226,9 @@ static void test_refused_allocation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ring_sizes),     cmocka_unit_test(test_rollback_floor),
-        cmocka_unit_test(test_addresses),      cmocka_unit_test(test_copy_and_clear),
-        cmocka_unit_test(test_bad_params),     cmocka_unit_test(test_refused_allocation),
+        cmocka_unit_test(test_ring_sizes), cmocka_unit_test(test_rollback_floor),
+        cmocka_unit_test(test_addresses),  cmocka_unit_test(test_copy_and_clear),
+        cmocka_unit_test(test_bad_params), cmocka_unit_test(test_refused_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* Batch -> step, closed rows, partition: the worked examples of the specs, bad batches, properties. */
+/* Batch -> step, closed rows, partition: the worked examples of the specs, bad batches, properties.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +40,10 @@ static void open_fixture(fixture *f, int32_t max_tokens, int32_t max_reqs, int32
     layout(f, &arena);
 }
 
-static void close_fixture(fixture *f) { tamis_mem_free(f->memory); }
+static void close_fixture(fixture *f)
+{
+    tamis_mem_free(f->memory);
+}
 
 /* Requests of (start, new) with blocks 1, 2, 3, ... of their own. */
 static tamis_status build(fixture *f, int32_t n, const int32_t *start, const int32_t *n_new,
@@ -77,7 +81,8 @@ static void test_positions(void **state)
     close_fixture(&f);
 }
 
-static void expect_rows(fixture *f, int32_t ratio, int32_t n, const int32_t *req, const int32_t *idx)
+static void expect_rows(fixture *f, int32_t ratio, int32_t n, const int32_t *req,
+                        const int32_t *idx)
 {
     tamis_closed_rows_build(&f->rows, &f->step, ratio);
     assert_int_equal(f->rows.n, n);
@@ -111,8 +116,9 @@ static void test_closed_rows_examples(void **state)
     assert_int_equal(build(&f, 10, start, n_new, NULL), TAMIS_STATUS_OK);
     expect_rows(&f, 4, 6, (int32_t[]){0, 1, 4, 5, 8, 9}, (int32_t[]){31, 31, 32, 32, 33, 33});
     /* lengths 131, 260, 130, 10 at 0, 127, 254, 512 with ratio 128 */
-    assert_int_equal(build(&f, 4, (int32_t[]){0, 127, 254, 512}, (int32_t[]){131, 260, 130, 10}, NULL),
-                     TAMIS_STATUS_OK);
+    assert_int_equal(
+        build(&f, 4, (int32_t[]){0, 127, 254, 512}, (int32_t[]){131, 260, 130, 10}, NULL),
+        TAMIS_STATUS_OK);
     expect_rows(&f, 128, 6, (int32_t[]){0, 1, 1, 1, 2, 2}, (int32_t[]){0, 0, 1, 2, 1, 2});
     close_fixture(&f);
 }
@@ -159,7 +165,8 @@ static void test_row_counts(void **state)
     close_fixture(&f);
 }
 
-static void expect_error(fixture *f, const tamis_batch *batch, tamis_status status, const char *part)
+static void expect_error(fixture *f, const tamis_batch *batch, tamis_status status,
+                         const char *part)
 {
     tamis_error err = {0};
     assert_int_equal(tamis_step_build(&f->step, batch, &err), status);
@@ -205,6 +212,9 @@ static void test_bad_batches(void **state)
     expect_error(&f, &batch, TAMIS_STATUS_INVALID, "block_table[0] is 1000");
     table[1][0] = -5;
     expect_error(&f, &batch, TAMIS_STATUS_INVALID, "block_table[0] is -5");
+    table[1][0] = 1;
+    expect_error(&f, &batch, TAMIS_STATUS_INVALID,
+                 "request 0: block_table[0] is 1, which request 1 writes");
     table[1][0] = 3;
     batch.block_table_stride = 0;
     expect_error(&f, &batch, TAMIS_STATUS_INVALID, "block table holds 0 blocks, 1 needed");
@@ -213,7 +223,33 @@ static void test_bad_batches(void **state)
     close_fixture(&f);
 }
 
-/* Every unit belongs to exactly one thread, threads in unit order, balanced within a unit or item. */
+/* Blocks that hold only tokens before the step may be shared; one that is written may not. */
+static void test_shared_blocks(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 16, 2, 1024);
+    const int32_t start[3] = {0, 1, 2}, slots[2] = {0, 1};
+    int32_t lens[2] = {257, 300}, table[2][4] = {{7, 8, 0, 0}, {7, 9, 0, 0}};
+    const tamis_batch batch = {2, start, lens, table[0], 4, slots};
+    assert_int_equal(tamis_step_build(&f.step, &batch, NULL), TAMIS_STATUS_OK);
+    table[1][1] = 8;
+    expect_error(&f, &batch, TAMIS_STATUS_INVALID,
+                 "request 0: block_table[1] is 8, which request 1");
+    table[1][1] = 7;
+    expect_error(&f, &batch, TAMIS_STATUS_INVALID,
+                 "request 0: block_table[0] is 7, which request 1");
+    lens[0] = 600;
+    table[1][1] = 9;
+    table[0][2] = 7;
+    expect_error(&f, &batch, TAMIS_STATUS_INVALID, "through block_table[2]");
+    table[0][2] = 10;
+    assert_int_equal(tamis_step_build(&f.step, &batch, NULL), TAMIS_STATUS_OK);
+    close_fixture(&f);
+}
+
+/* Every unit belongs to exactly one thread, threads in unit order, balanced within a unit or item.
+ */
 static void check_partition(test_rng *rng, int32_t n_items, int32_t n_threads)
 {
     static int64_t unit_start[301], bounds[65];
@@ -257,9 +293,10 @@ static void test_partition(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_positions),     cmocka_unit_test(test_closed_rows_examples),
-        cmocka_unit_test(test_visible_rows),  cmocka_unit_test(test_row_counts),
-        cmocka_unit_test(test_bad_batches),   cmocka_unit_test(test_partition),
+        cmocka_unit_test(test_positions),    cmocka_unit_test(test_closed_rows_examples),
+        cmocka_unit_test(test_visible_rows), cmocka_unit_test(test_row_counts),
+        cmocka_unit_test(test_bad_batches),  cmocka_unit_test(test_shared_blocks),
+        cmocka_unit_test(test_partition),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,15 +18,18 @@
 #include "plan/step.h"
 
 /* Halves of a token's projection: ratio 4 feeds the next row too. */
-static inline int32_t tamis_compressor_halves(int32_t ratio) { return ratio == 4 ? 2 : 1; }
+static inline int32_t tamis_compressor_halves(int32_t ratio)
+{
+    return ratio == 4 ? 2 : 1;
+}
 
 typedef struct tamis_compressor {
     const tamis_compressor_weights *weights;
     int32_t ratio, head_dim, rope_dim;
     float eps;
-    float *state;             /* [num_tokens][2 * halves * head_dim]: u, then z, of this step */
-    const tamis_cache *ring;  /* the same rows of earlier tokens */
-    const tamis_cache *out;   /* paged cache of the rows */
+    float *state;            /* [num_tokens][2 * halves * head_dim]: u, then z, of this step */
+    const tamis_cache *ring; /* the same rows of earlier tokens */
+    const tamis_cache *out;  /* paged cache of the rows */
 } tamis_compressor;
 
 static inline int32_t tamis_compressor_width(const tamis_compressor *c)

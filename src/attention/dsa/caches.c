@@ -27,8 +27,9 @@ static tamis_status check_params(const tamis_dsa_cache_params *p, tamis_error *e
                   {"max_rollback", p->max_rollback, 0, 1 << 16},
                   {"block_pad_bytes", p->block_pad_bytes, 0, 1 << 30}};
     if (p->struct_size != sizeof *p)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "cache params: struct_size is %zu, must be %zu",
-                          p->struct_size, sizeof *p);
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "cache params: struct_size is %zu, must be %zu", p->struct_size,
+                          sizeof *p);
     if (p->kv_cache_dtype != TAMIS_DTYPE_BF16 && p->kv_cache_dtype != TAMIS_DTYPE_F32)
         return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
                           "cache params: kv_cache_dtype is %s, allowed BF16, F32",

@@ -14,6 +14,8 @@ struct tamis_dsa_caches {
 };
 
 tamis_status tamis_dsa_config_check(const tamis_dsa_config *config, tamis_error *err);
+bool tamis_dsa_config_equal(const tamis_dsa_config *a, const tamis_dsa_config *b);
+bool tamis_rope_config_equal(const tamis_rope_config *a, const tamis_rope_config *b);
 
 /* NULL if the layer has no such cache. */
 static inline const tamis_cache *tamis_dsa_cache(const tamis_dsa_caches *caches, int32_t layer_idx,

@@ -11,10 +11,10 @@
  * step of any length reads its history first. Source: V4 reference inference/model.py (Attention);
  * dsa_v1.py forward; docs/numerics.md.
  */
-#include <assert.h>
 #include <time.h>
 
 #include "attention/dsa/stages.h"
+#include "core/error.h"
 #include "ops/linear.h"
 
 /* A matrix over x whose output rows start at y and are y_stride apart. */
@@ -44,8 +44,8 @@ static void project_inputs(const tamis_dsa_call *call, const float *x)
     if (call->has_indexer) {
         const int64_t width = tamis_compressor_width(&call->index_compressor);
         jobs[n++] = project(call, &w->index_compressor.wkv, x, ws->index_state, 2 * width);
-        jobs[n++] = project(call, &w->index_compressor.wgate, x, ws->index_state + width,
-                            2 * width);
+        jobs[n++] =
+            project(call, &w->index_compressor.wgate, x, ws->index_state + width, 2 * width);
         jobs[n++] = project(call, &w->index_weights_proj, x, ws->index_w_raw, c->index_n_heads);
     }
     tamis_linear_run(&call->exec, jobs, n);
@@ -100,38 +100,70 @@ static void stage_done(const tamis_dsa_call *call, tamis_dsa_stage stage, uint64
 {
     if (call->plan->profile == NULL)
         return;
-    const int kind = call->config->compress_ratio == 0 ? 0 : call->config->compress_ratio == 4 ? 1 : 2;
+    const int kind = call->config->compress_ratio == 0   ? 0
+                     : call->config->compress_ratio == 4 ? 1
+                                                         : 2;
     const uint64_t now = stage_clock(call);
     call->plan->profile->ns[kind][stage] += now - *since;
     *since = now;
 }
 
-bool tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx, tamis_dsa_plan *plan,
-                       tamis_dsa_caches *caches, const float *x, float *out, tamis_team *team)
+/* Misuse that would corrupt memory or give wrong numbers; cheap beside one matrix row. */
+static tamis_status check_call(const tamis_dsa_layer *layer, int32_t layer_idx,
+                               const tamis_dsa_plan *plan, const tamis_dsa_caches *caches,
+                               const tamis_team *team, tamis_error *err)
 {
-    assert(layer_idx >= 0 && layer_idx < plan->n_layers);
-    assert(tamis_team_size(team) == plan->params.n_threads);
+    if (plan->layers != caches->layers)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: the plan belongs to other caches");
+    if (layer_idx < 0 || layer_idx >= plan->n_layers)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: layer_idx is %d, allowed 0..%d",
+                          layer_idx, plan->n_layers - 1);
+    if (tamis_team_size(team) != plan->params.n_threads)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: the team has %d threads, the plan was opened for %d",
+                          tamis_team_size(team), plan->params.n_threads);
+    if (!tamis_dsa_config_equal(&layer->config, &plan->layers[layer_idx]))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: the config differs from that of layer %d of the caches",
+                          layer_idx);
+    return tamis_dsa_layer_check(layer, err);
+}
+
+static void run_stages(tamis_dsa_call *call, const float *x, float *out)
+{
+    uint64_t clock = stage_clock(call);
+    project_inputs(call, x);
+    stage_done(call, TAMIS_DSA_STAGE_PROJECT, &clock);
+    tamis_dsa_prepare_inputs(call);
+    stage_done(call, TAMIS_DSA_STAGE_ROWS, &clock);
+    project_queries(call);
+    stage_done(call, TAMIS_DSA_STAGE_PROJECT, &clock);
+    tamis_dsa_close_rows_and_rotate(call);
+    stage_done(call, TAMIS_DSA_STAGE_ROWS, &clock);
+    if (call->has_indexer)
+        tamis_dsa_select(call);
+    stage_done(call, TAMIS_DSA_STAGE_SELECT, &clock);
+    tamis_dsa_attend(call);
+    stage_done(call, TAMIS_DSA_STAGE_ATTEND, &clock);
+    tamis_dsa_keep_history(call);
+    stage_done(call, TAMIS_DSA_STAGE_ROWS, &clock);
+    project_output(call, out);
+    stage_done(call, TAMIS_DSA_STAGE_PROJECT, &clock);
+}
+
+tamis_status tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx,
+                               tamis_dsa_plan *plan, tamis_dsa_caches *caches, const float *x,
+                               float *out, tamis_team *team, tamis_error *err)
+{
+    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    if (plan->step.n_tokens == 0)
+        return TAMIS_STATUS_OK;
     tamis_dsa_call call = tamis_dsa_call_make(layer, layer_idx, plan, caches, team);
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
-    if (plan->step.n_tokens == 0)
-        return true;
-    uint64_t clock = stage_clock(&call);
-    project_inputs(&call, x);
-    stage_done(&call, TAMIS_DSA_STAGE_PROJECT, &clock);
-    tamis_dsa_prepare_inputs(&call);
-    stage_done(&call, TAMIS_DSA_STAGE_ROWS, &clock);
-    project_queries(&call);
-    stage_done(&call, TAMIS_DSA_STAGE_PROJECT, &clock);
-    tamis_dsa_close_rows_and_rotate(&call);
-    stage_done(&call, TAMIS_DSA_STAGE_ROWS, &clock);
-    if (call.has_indexer)
-        tamis_dsa_select(&call);
-    stage_done(&call, TAMIS_DSA_STAGE_SELECT, &clock);
-    tamis_dsa_attend(&call);
-    stage_done(&call, TAMIS_DSA_STAGE_ATTEND, &clock);
-    tamis_dsa_keep_history(&call);
-    stage_done(&call, TAMIS_DSA_STAGE_ROWS, &clock);
-    project_output(&call, out);
-    stage_done(&call, TAMIS_DSA_STAGE_PROJECT, &clock);
-    return !atomic_load_explicit(&plan->has_fault, memory_order_relaxed);
+    run_stages(&call, x, out);
+    if (atomic_load_explicit(&plan->has_fault, memory_order_relaxed))
+        return tamis_fail(err, TAMIS_STATUS_FORMAT,
+                          "layer %d: attention met a NaN or an infinity in its input or weights",
+                          layer_idx);
+    return TAMIS_STATUS_OK;
 }

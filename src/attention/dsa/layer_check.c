@@ -60,19 +60,30 @@ static tamis_status check_matrix(const char *name, const tamis_matrix *w, int64_
                                  int64_t cols, tamis_error *err)
 {
     if (w->data == NULL || w->rows != rows || w->cols != cols)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: %s is [%lld][%lld], must be [%lld][%lld]",
-                          name, (long long)w->rows, (long long)w->cols, (long long)rows,
-                          (long long)cols);
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: %s is [%lld][%lld], must be [%lld][%lld]", name,
+                          (long long)w->rows, (long long)w->cols, (long long)rows, (long long)cols);
     if (w->dtype > TAMIS_DTYPE_F4_E2M1)
         return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
                           "layer: %s is %s, allowed F32, BF16, F16, F8_E4M3, F4_E2M1", name,
                           tamis_dtype_name(w->dtype));
-    if (w->scale != NULL && (w->block_rows < 1 || w->block_cols < 1 ||
-                             (w->scale_dtype != TAMIS_DTYPE_F32 &&
-                              w->scale_dtype != TAMIS_DTYPE_F8_E8M0)))
+    if (w->row_bytes < tamis_ceil_div(cols * tamis_dtype_bits(w->dtype), 8))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: %s has row_bytes %lld, a row of %lld %s needs %lld", name,
+                          (long long)w->row_bytes, (long long)cols, tamis_dtype_name(w->dtype),
+                          (long long)tamis_ceil_div(cols * tamis_dtype_bits(w->dtype), 8));
+    if (w->scale != NULL &&
+        (w->block_rows < 1 || w->block_cols < 1 ||
+         (w->scale_dtype != TAMIS_DTYPE_F32 && w->scale_dtype != TAMIS_DTYPE_F8_E8M0)))
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "layer: %s has scales of %s in blocks of %dx%d, allowed F32 or F8_E8M0",
                           name, tamis_dtype_name(w->scale_dtype), w->block_rows, w->block_cols);
+    if (w->scale != NULL && w->scale_row_bytes < tamis_ceil_div(cols, w->block_cols) *
+                                                     tamis_dtype_bits(w->scale_dtype) / 8)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: %s has scale_row_bytes %lld, a row of %lld scales needs more",
+                          name, (long long)w->scale_row_bytes,
+                          (long long)tamis_ceil_div(cols, w->block_cols));
     return TAMIS_STATUS_OK;
 }
 
@@ -90,6 +101,25 @@ static tamis_status check_compressor(const char *name, const tamis_compressor_we
     TAMIS_TRY(check_matrix(name, &w->wgate, width, c->hidden_size, err));
     TAMIS_TRY(check_vector(name, w->ape, err));
     return check_vector(name, w->norm, err);
+}
+
+bool tamis_rope_config_equal(const tamis_rope_config *a, const tamis_rope_config *b)
+{
+    return a->theta == b->theta && a->yarn_factor == b->yarn_factor &&
+           a->original_max_position == b->original_max_position && a->beta_fast == b->beta_fast &&
+           a->beta_slow == b->beta_slow;
+}
+
+bool tamis_dsa_config_equal(const tamis_dsa_config *a, const tamis_dsa_config *b)
+{
+    return a->hidden_size == b->hidden_size && a->num_heads == b->num_heads &&
+           a->head_dim == b->head_dim && a->rope_head_dim == b->rope_head_dim &&
+           a->q_lora_rank == b->q_lora_rank && a->o_groups == b->o_groups &&
+           a->o_lora_rank == b->o_lora_rank && a->sliding_window == b->sliding_window &&
+           a->compress_ratio == b->compress_ratio && a->index_n_heads == b->index_n_heads &&
+           a->index_head_dim == b->index_head_dim && a->index_topk == b->index_topk &&
+           a->reuse_topk == b->reuse_topk && a->rms_norm_eps == b->rms_norm_eps &&
+           tamis_rope_config_equal(&a->rope, &b->rope);
 }
 
 tamis_status tamis_dsa_config_check(const tamis_dsa_config *config, tamis_error *err)

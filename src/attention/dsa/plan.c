@@ -29,9 +29,18 @@ static int64_t max_of(const tamis_dsa_plan *plan, int64_t (*value)(const tamis_d
     return max;
 }
 
-static int64_t q_lora_rank(const tamis_dsa_config *c) { return c->q_lora_rank; }
-static int64_t head_dim(const tamis_dsa_config *c) { return c->head_dim; }
-static int64_t q_width(const tamis_dsa_config *c) { return (int64_t)c->num_heads * c->head_dim; }
+static int64_t q_lora_rank(const tamis_dsa_config *c)
+{
+    return c->q_lora_rank;
+}
+static int64_t head_dim(const tamis_dsa_config *c)
+{
+    return c->head_dim;
+}
+static int64_t q_width(const tamis_dsa_config *c)
+{
+    return (int64_t)c->num_heads * c->head_dim;
+}
 static int64_t low_width(const tamis_dsa_config *c)
 {
     return (int64_t)c->o_groups * c->o_lora_rank;
@@ -73,8 +82,8 @@ static int64_t largest_cols(const tamis_dsa_config *c)
 static int64_t scratch_need(const tamis_dsa_config *c)
 {
     int64_t need = (int64_t)TAMIS_LINEAR_SCRATCH(largest_cols(c));
-    need = tamis_max_i64(need, (int64_t)tamis_attn_scratch_floats(c->num_heads, c->head_dim,
-                                                                  c->head_dim));
+    need = tamis_max_i64(
+        need, (int64_t)tamis_attn_scratch_floats(c->num_heads, c->head_dim, c->head_dim));
     if (has_indexer(c))
         need = tamis_max_i64(need, (int64_t)tamis_index_scratch_floats(
                                        c->index_n_heads, c->index_head_dim, c->index_topk));
@@ -95,8 +104,8 @@ static size_t partial_need(const tamis_dsa_plan *plan)
     size_t need = 0;
     for (int32_t i = 0; i < plan->n_layers; i++) {
         const tamis_dsa_config *c = &plan->layers[i];
-        const size_t floats = tamis_attn_partial_floats(c->num_heads, c->head_dim,
-                                                        plan->max_chunks, plan->params.n_threads);
+        const size_t floats = tamis_attn_partial_floats(c->num_heads, c->head_dim, plan->max_chunks,
+                                                        plan->params.n_threads);
         need = floats > need ? floats : need;
     }
     return need;
@@ -139,7 +148,7 @@ static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
     const size_t n_tokens = (size_t)plan->params.max_num_batched_tokens;
     const size_t n_threads = (size_t)plan->params.n_threads;
     const size_t kv_bytes = (size_t)tamis_dtype_bits(plan->kv_cache_dtype) / 8;
-#define TAKE(field, width) \
+#define TAKE(field, width)                                                                         \
     ws->field = tamis_arena_take(arena, n_tokens * (size_t)max_of(plan, width), sizeof *ws->field)
     TAKE(qa, q_lora_rank);
     TAKE(kv, head_dim);
@@ -154,8 +163,8 @@ static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
 #undef TAKE
     ws->kv_rows = tamis_arena_take(arena, n_tokens * (size_t)max_of(plan, head_dim), kv_bytes);
     ws->attn_partials = tamis_arena_take(arena, partial_need(plan), sizeof(float));
-    ws->index_partials = tamis_arena_take(
-        arena, 2 * n_threads * (size_t)max_of(plan, index_topk), sizeof *ws->index_partials);
+    ws->index_partials = tamis_arena_take(arena, 2 * n_threads * (size_t)max_of(plan, index_topk),
+                                          sizeof *ws->index_partials);
     ws->n_index_partials = tamis_arena_take(arena, 2 * n_threads, sizeof(int32_t));
     plan->scratch_floats = (size_t)max_of(plan, scratch_need);
     plan->scratch = tamis_arena_take(arena, n_threads * plan->scratch_floats, sizeof(float));
@@ -172,18 +181,11 @@ static void layout(tamis_dsa_plan *plan, tamis_arena *arena)
 
 /* ---------------------------------------------------------------- open */
 
-static bool same_rope(const tamis_rope_config *a, const tamis_rope_config *b)
-{
-    return a->theta == b->theta && a->yarn_factor == b->yarn_factor &&
-           a->original_max_position == b->original_max_position &&
-           a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow;
-}
-
 /* Whether two layers share rotary rows, list lengths and partitions. */
 static bool same_kind(const tamis_dsa_config *a, const tamis_dsa_config *b)
 {
     return a->compress_ratio == b->compress_ratio && a->sliding_window == b->sliding_window &&
-           a->rope_head_dim == b->rope_head_dim && same_rope(&a->rope, &b->rope) &&
+           a->rope_head_dim == b->rope_head_dim && tamis_rope_config_equal(&a->rope, &b->rope) &&
            (a->compress_ratio != 4 || a->index_topk == b->index_topk);
 }
 
@@ -243,6 +245,11 @@ static tamis_status set_up(tamis_dsa_plan *plan, const tamis_dsa_config *layers,
                            int32_t block_tokens, tamis_error *err)
 {
     TAMIS_TRY(check_params(params, err));
+    if (n_layers < 1 || block_tokens < 128 || block_tokens % 128 != 0)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "plan: n_layers is %d, must be at least 1; block_tokens is %d, must be a "
+                          "multiple of 128",
+                          n_layers, block_tokens);
     plan->params = *params;
     plan->layers = layers;
     plan->n_layers = n_layers;
@@ -273,9 +280,8 @@ static tamis_status measure(tamis_dsa_plan *plan, size_t *bytes, tamis_error *er
 }
 
 tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers, int32_t n_layers,
-                                    const tamis_dsa_plan_params *params,
-                                    tamis_dtype kv_cache_dtype, int32_t block_tokens,
-                                    uint64_t *bytes, tamis_error *err)
+                                    const tamis_dsa_plan_params *params, tamis_dtype kv_cache_dtype,
+                                    int32_t block_tokens, uint64_t *bytes, tamis_error *err)
 {
     tamis_dsa_plan plan = {0};
     size_t used = 0;
@@ -383,8 +389,7 @@ static void build_lists(tamis_dsa_kind *kind, const tamis_step *step, int32_t *u
     build_partition(&kind->index, step, units);
 }
 
-tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch,
-                                  tamis_error *err)
+tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch, tamis_error *err)
 {
     TAMIS_TRY(tamis_step_build(&plan->step, batch, err));
     for (int32_t i = 0; i < plan->n_kinds; i++) {
@@ -397,9 +402,18 @@ tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch
     return TAMIS_STATUS_OK;
 }
 
-const int32_t *tamis_dsa_plan_topk(const tamis_dsa_plan *plan) { return plan->ws.topk; }
-int32_t tamis_dsa_plan_num_tokens(const tamis_dsa_plan *plan) { return plan->step.n_tokens; }
-const int32_t *tamis_dsa_plan_positions(const tamis_dsa_plan *plan) { return plan->step.tok_pos; }
+const int32_t *tamis_dsa_plan_topk(const tamis_dsa_plan *plan)
+{
+    return plan->ws.topk;
+}
+int32_t tamis_dsa_plan_num_tokens(const tamis_dsa_plan *plan)
+{
+    return plan->step.n_tokens;
+}
+const int32_t *tamis_dsa_plan_positions(const tamis_dsa_plan *plan)
+{
+    return plan->step.tok_pos;
+}
 void tamis_dsa_plan_set_profile(tamis_dsa_plan *plan, tamis_dsa_profile *profile)
 {
     plan->profile = profile;

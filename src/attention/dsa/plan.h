@@ -17,30 +17,30 @@
 
 /* Layers with one geometry and one rotary table. */
 typedef struct tamis_dsa_kind {
-    tamis_dsa_config config;   /* of the first layer of the kind */
-    float *freq;               /* [rope_head_dim / 2] */
-    float *cos, *sin;          /* [max_tokens][rope_head_dim / 2] */
-    tamis_closed_rows rows;    /* ratio > 0 */
-    float *row_cos, *row_sin;  /* [rows capacity][rope_head_dim / 2] at position j * ratio */
-    int32_t *visible;          /* [max_tokens] compressed rows the token may see */
-    int32_t *list_len;         /* [max_tokens] window + compressed or selected */
-    tamis_partition attn;      /* tokens, chunks of their lists */
-    tamis_partition index;     /* tokens, key blocks to score (ratio 4) */
+    tamis_dsa_config config;  /* of the first layer of the kind */
+    float *freq;              /* [rope_head_dim / 2] */
+    float *cos, *sin;         /* [max_tokens][rope_head_dim / 2] */
+    tamis_closed_rows rows;   /* ratio > 0 */
+    float *row_cos, *row_sin; /* [rows capacity][rope_head_dim / 2] at position j * ratio */
+    int32_t *visible;         /* [max_tokens] compressed rows the token may see */
+    int32_t *list_len;        /* [max_tokens] window + compressed or selected */
+    tamis_partition attn;     /* tokens, chunks of their lists */
+    tamis_partition index;    /* tokens, key blocks to score (ratio 4) */
 } tamis_dsa_kind;
 
 /* Activations of one layer; T = max_tokens. */
 typedef struct tamis_dsa_workspace {
-    float *qa;           /* [T][q_lora_rank]; normed in place */
-    float *kv;           /* [T][head_dim] */
-    uint8_t *kv_rows;    /* [T][head_dim] in the cache's dtype: rows of this step */
-    float *state;        /* [T][2 * width] u | z of the main compressor */
-    float *index_state;  /* [T][2 * width] of the indexer's */
-    float *q;            /* [T][num_heads * head_dim]; attention output in place */
-    float *index_q;      /* [T][index_n_heads * index_head_dim] */
-    float *index_w_raw;  /* [T][index_n_heads] */
-    float *index_w;      /* [T][round_up(index_n_heads, 16)] */
-    int32_t *topk;       /* [T][index_topk]; survives between the layers of a step */
-    float *low;          /* [T][o_groups * o_lora_rank] */
+    float *qa;          /* [T][q_lora_rank]; normed in place */
+    float *kv;          /* [T][head_dim] */
+    uint8_t *kv_rows;   /* [T][head_dim] in the cache's dtype: rows of this step */
+    float *state;       /* [T][2 * width] u | z of the main compressor */
+    float *index_state; /* [T][2 * width] of the indexer's */
+    float *q;           /* [T][num_heads * head_dim]; attention output in place */
+    float *index_q;     /* [T][index_n_heads * index_head_dim] */
+    float *index_w_raw; /* [T][index_n_heads] */
+    float *index_w;     /* [T][round_up(index_n_heads, 16)] */
+    int32_t *topk;      /* [T][index_topk]; survives between the layers of a step */
+    float *low;         /* [T][o_groups * o_lora_rank] */
     float *attn_partials;
     tamis_candidate *index_partials;
     int32_t *n_index_partials;
@@ -59,7 +59,7 @@ struct tamis_dsa_plan {
     tamis_dsa_workspace ws;
     float *scratch; /* [n_threads][scratch_floats] */
     size_t scratch_floats;
-    atomic_bool has_fault; /* a NaN or infinity came up in the running layer */
+    atomic_bool has_fault;      /* a NaN or infinity came up in the running layer */
     tamis_dsa_profile *profile; /* NULL: off */
     void *memory;
 };

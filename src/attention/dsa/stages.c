@@ -6,7 +6,8 @@
 #include "core/size.h"
 #include "ops/sparse_attn.h"
 
-/* Letters and numbers in comments are the stages of the dependency graph in docs/architecture.md. */
+/* Letters and numbers in comments are the stages of the dependency graph in docs/architecture.md.
+ */
 
 static void report(tamis_dsa_call *call, bool is_finite)
 {
@@ -47,20 +48,22 @@ tamis_dsa_call tamis_dsa_call_make(const tamis_dsa_layer *layer, int32_t layer_i
     call.has_compressor = call.ckv != NULL;
     call.has_indexer = call.index_key != NULL;
     if (call.has_compressor)
-        call.compressor = make_compressor(
-            config, &layer->weights.compressor, config->head_dim, plan->ws.state,
-            tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_STATE), call.ckv);
+        call.compressor =
+            make_compressor(config, &layer->weights.compressor, config->head_dim, plan->ws.state,
+                            tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_STATE), call.ckv);
     if (call.has_indexer)
         call.index_compressor = make_compressor(
-            config, &layer->weights.index_compressor, config->index_head_dim,
-            plan->ws.index_state, tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_INDEX_STATE),
-            call.index_key);
+            config, &layer->weights.index_compressor, config->index_head_dim, plan->ws.index_state,
+            tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_INDEX_STATE), call.index_key);
     return call;
 }
 
 /* ---------------------------------------------------------------- inputs */
 
-static int32_t num_pairs(const tamis_dsa_call *call) { return call->config->rope_head_dim / 2; }
+static int32_t num_pairs(const tamis_dsa_call *call)
+{
+    return call->config->rope_head_dim / 2;
+}
 static const float *cos_of(const tamis_dsa_call *call, int64_t token)
 {
     return call->kind->cos + token * num_pairs(call);
@@ -89,8 +92,8 @@ static void prepare_index_weights(tamis_dsa_call *call, int64_t token)
 {
     const tamis_dsa_config *c = call->config;
     const int64_t padded = tamis_round_up(c->index_n_heads, TAMIS_LANES);
-    const float factor = (1.0f / sqrtf((float)c->index_head_dim)) *
-                         (1.0f / sqrtf((float)c->index_n_heads));
+    const float factor =
+        (1.0f / sqrtf((float)c->index_head_dim)) * (1.0f / sqrtf((float)c->index_n_heads));
     const float *raw = call->plan->ws.index_w_raw + token * c->index_n_heads;
     float *w = call->plan->ws.index_w + token * padded;
     call->exec.kernels->scale(w, factor, raw, c->index_n_heads);
@@ -114,8 +117,7 @@ static void prepare_thread(void *arg, int thread_idx, int n_threads)
         if (call->has_compressor)
             tamis_compressor_add_ape(&call->compressor, k, &call->plan->step, (int32_t)token);
         if (call->has_indexer) {
-            tamis_compressor_add_ape(&call->index_compressor, k, &call->plan->step,
-                                     (int32_t)token);
+            tamis_compressor_add_ape(&call->index_compressor, k, &call->plan->step, (int32_t)token);
             prepare_index_weights(call, token);
         }
     }
@@ -147,18 +149,18 @@ static void prepare_query(tamis_dsa_call *call, int64_t token)
                                     NULL, c->head_dim, c->rms_norm_eps);
     rotate_heads(call, q, 0, c->num_heads, c->head_dim, token, false);
     if (call->has_indexer)
-        rotate_heads(call, call->plan->ws.index_q + token * c->index_n_heads * c->index_head_dim,
-                     0, c->index_n_heads, c->index_head_dim, token, false);
+        rotate_heads(call, call->plan->ws.index_q + token * c->index_n_heads * c->index_head_dim, 0,
+                     c->index_n_heads, c->index_head_dim, token, false);
 }
 
 static void close_row(tamis_dsa_call *call, const tamis_compressor *compressor, int64_t i,
                       float *scratch)
 {
     const tamis_closed_rows *rows = &call->kind->rows;
-    report(call, tamis_compressor_close_row(
-                     compressor, call->exec.kernels, &call->plan->step, rows->req[i], rows->idx[i],
-                     call->kind->row_cos + i * num_pairs(call),
-                     call->kind->row_sin + i * num_pairs(call), scratch));
+    report(call, tamis_compressor_close_row(compressor, call->exec.kernels, &call->plan->step,
+                                            rows->req[i], rows->idx[i],
+                                            call->kind->row_cos + i * num_pairs(call),
+                                            call->kind->row_sin + i * num_pairs(call), scratch));
 }
 
 static void close_and_rotate_thread(void *arg, int thread_idx, int n_threads)
@@ -188,8 +190,8 @@ void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call)
 
 /* ---------------------------------------------------------------- selection */
 
-static const void *index_keys(const void *user, int32_t token, int32_t j, int32_t n,
-                              int32_t *n_run, int64_t *stride)
+static const void *index_keys(const void *user, int32_t token, int32_t j, int32_t n, int32_t *n_run,
+                              int64_t *stride)
 {
     const tamis_dsa_call *call = user;
     const tamis_step *step = &call->plan->step;

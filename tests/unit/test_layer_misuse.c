@@ -1,0 +1,111 @@
+/* Mistakes of an engine author at the layer API are refused by name, before anything is written. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/layer_rig.h"
+
+enum { N_TOKENS = 9, HIDDEN = 37 };
+
+static void expect_refused(const tamis_dsa_layer *layer, int32_t layer_idx, test_rig *rig,
+                           tamis_dsa_caches *caches, tamis_team *team, const char *part)
+{
+    float x[N_TOKENS * HIDDEN] = {0}, out[N_TOKENS * HIDDEN];
+    tamis_error err = {0};
+    memset(out, 0x55, sizeof out);
+    assert_int_equal(tamis_dsa_forward(layer, layer_idx, rig->plan, caches, x, out, team, &err),
+                     TAMIS_STATUS_INVALID);
+    for (size_t i = 0; i < sizeof out; i++)
+        assert_int_equal(((unsigned char *)out)[i], 0x55);
+    if (strstr(err.text, part) == NULL)
+        fail_msg("message \"%s\" does not name \"%s\"", err.text, part);
+}
+
+static void test_forward(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("layer misuse", 1);
+    const tamis_dsa_config config = test_odd_config(4);
+    assert_int_equal(config.hidden_size, HIDDEN);
+    test_layer layer = test_layer_random(&config, TAMIS_DTYPE_F32, &rng);
+    const tamis_dsa_cache_params params = test_rig_params(64);
+    test_rig rig = test_rig_open(&layer.layer, 1, &params, 64, 2);
+    test_rig other = test_rig_open(&layer.layer, 1, &params, 64, 1);
+    test_rig_seq seq = test_rig_seq_open(&rig), *seqs[1] = {&seq};
+    test_rig_plan(&rig, seqs, (int32_t[]){N_TOKENS}, 1);
+
+    expect_refused(&layer.layer, 0, &rig, rig.caches, other.team,
+                   "the team has 1 threads, the plan was opened for 2");
+    expect_refused(&layer.layer, 0, &rig, other.caches, rig.team, "other caches");
+    expect_refused(&layer.layer, 1, &rig, rig.caches, rig.team, "layer_idx is 1, allowed 0..0");
+    expect_refused(&layer.layer, -1, &rig, rig.caches, rig.team, "layer_idx is -1");
+    tamis_dsa_layer bad = layer.layer;
+    bad.config.num_heads++;
+    expect_refused(&bad, 0, &rig, rig.caches, rig.team, "config differs");
+    bad = layer.layer;
+    bad.weights.wq_b.rows--;
+    expect_refused(&bad, 0, &rig, rig.caches, rig.team, "wq_b is [");
+    bad = layer.layer;
+    bad.weights.wkv.row_bytes = 0;
+    expect_refused(&bad, 0, &rig, rig.caches, rig.team, "wkv has row_bytes 0");
+    bad = layer.layer;
+    const float scale = 1;
+    bad.weights.wo_b.scale = &scale;
+    bad.weights.wo_b.scale_dtype = TAMIS_DTYPE_F32;
+    bad.weights.wo_b.block_rows = bad.weights.wo_b.block_cols = 128;
+    expect_refused(&bad, 0, &rig, rig.caches, rig.team, "wo_b has scale_row_bytes 0");
+    bad = layer.layer;
+    bad.weights.kv_norm = NULL;
+    expect_refused(&bad, 0, &rig, rig.caches, rig.team, "kv_norm is missing");
+
+    float *x = test_inputs(N_TOKENS, HIDDEN, &rng), *out = malloc(N_TOKENS * HIDDEN * sizeof *out);
+    test_rig_run(&rig, 0, x, out); /* the plan still stands */
+    x[5] = NAN;
+    test_rig_plan(&rig, seqs, (int32_t[]){N_TOKENS}, 1);
+    tamis_error err = {0};
+    assert_int_equal(
+        tamis_dsa_forward(&layer.layer, 0, rig.plan, rig.caches, x, out, rig.team, &err),
+        TAMIS_STATUS_FORMAT);
+    assert_non_null(strstr(err.text, "NaN"));
+    free(x);
+    free(out);
+    test_rig_close(&rig);
+    test_rig_close(&other);
+    test_layer_free(&layer);
+}
+
+static void test_measure(void **state)
+{
+    (void)state;
+    const tamis_dsa_config config = test_odd_config(128);
+    tamis_dsa_plan_params params = tamis_dsa_plan_params_default();
+    uint64_t bytes = 77;
+    tamis_error err;
+    assert_int_equal(tamis_dsa_plan_measure(&config, 1, &params, TAMIS_DTYPE_BF16, 0, &bytes, &err),
+                     TAMIS_STATUS_INVALID);
+    assert_non_null(strstr(err.text, "block_tokens is 0"));
+    assert_int_equal(
+        tamis_dsa_plan_measure(&config, 0, &params, TAMIS_DTYPE_BF16, 256, &bytes, &err),
+        TAMIS_STATUS_INVALID);
+    assert_non_null(strstr(err.text, "n_layers is 0"));
+    params.n_threads = 0;
+    assert_int_equal(
+        tamis_dsa_plan_measure(&config, 1, &params, TAMIS_DTYPE_BF16, 256, &bytes, &err),
+        TAMIS_STATUS_INVALID);
+    assert_non_null(strstr(err.text, "n_threads is 0"));
+    assert_int_equal(bytes, 77);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forward),
+        cmocka_unit_test(test_measure),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
