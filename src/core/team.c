@@ -26,8 +26,8 @@
 #endif
 
 #define MAX_THREADS 256
-#define NUM_SPINS 2000 /* looks before parking, a pause apart ... */
-#define NUM_YIELDS 50  /* ... or a yield apart, where there are more threads than CPUs */
+#define NUM_SPINS   2000 /* looks before parking, a pause apart ... */
+#define NUM_YIELDS  50   /* ... or a yield apart, where there are more threads than CPUs */
 #define STACK_BYTES ((size_t)1 << 20) /* jobs keep no large arrays; see "Memory" in the style */
 
 typedef struct worker {
@@ -40,12 +40,12 @@ struct tamis_team {
     int n_threads;
     int n_started; /* workers running, so that close copes with a half-opened team */
     int n_spins;
-    bool is_crowded;     /* more threads than CPUs: a waiting thread gives its CPU away */
-    bool has_sync;       /* mutex and condition variables are initialised */
-    bool caller_parked;  /* under mutex */
-    bool stop;           /* under mutex, published by generation */
-    int n_parked;        /* workers waiting on `wake`, under mutex */
-    tamis_job_fn fn;     /* published by generation */
+    bool is_crowded;    /* more threads than CPUs: a waiting thread gives its CPU away */
+    bool has_sync;      /* mutex and condition variables are initialised */
+    bool caller_parked; /* under mutex */
+    bool stop;          /* under mutex, published by generation */
+    int n_parked;       /* workers waiting on `wake`, under mutex */
+    tamis_job_fn fn;    /* published by generation */
     void *arg;
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
@@ -266,4 +266,7 @@ void tamis_team_close(tamis_team **team_ptr)
     tamis_mem_free(team);
 }
 
-int tamis_team_size(const tamis_team *team) { return team->n_threads; }
+int tamis_team_size(const tamis_team *team)
+{
+    return team->n_threads;
+}

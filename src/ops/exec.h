@@ -12,6 +12,12 @@ typedef struct tamis_exec {
     size_t scratch_floats; /* per thread, a multiple of 16; each operator states its need */
 } tamis_exec;
 
+/*
+ * Multiplications that one core does in some ten microseconds. Below that the caller finishes alone
+ * before the team would be awake and, on a busy machine, before a preempted worker is back.
+ */
+#define TAMIS_EXEC_SMALL_PASS INT64_C(500000)
+
 static inline float *tamis_exec_scratch(const tamis_exec *exec, int thread_idx)
 {
     return exec->scratch + (size_t)thread_idx * exec->scratch_floats;

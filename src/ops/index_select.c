@@ -5,9 +5,6 @@
 
 #include "core/size.h"
 
-/* Multiplications below which the caller is done before the team would be awake. */
-#define SMALL_PASS 200000
-
 typedef struct index_pass {
     const tamis_exec *exec;
     const tamis_index_job *job;
@@ -19,7 +16,10 @@ typedef struct index_scratch {
     tamis_candidate *candidates;
 } index_scratch;
 
-static size_t padded(int64_t n) { return (size_t)tamis_round_up(n, TAMIS_LANES); }
+static size_t padded(int64_t n)
+{
+    return (size_t)tamis_round_up(n, TAMIS_LANES);
+}
 
 static size_t panel_floats(int32_t n_heads, int32_t head_dim)
 {
@@ -44,7 +44,8 @@ static index_scratch carve(const tamis_index_job *job, float *base)
     s.panels = base;
     s.scores = s.panels + panel_floats(job->n_heads, job->head_dim);
     s.kernel = s.scores + TAMIS_INDEX_BLOCK;
-    s.candidates = (tamis_candidate *)(void *)(s.kernel + kernel_floats(job->n_heads, job->head_dim));
+    s.candidates =
+        (tamis_candidate *)(void *)(s.kernel + kernel_floats(job->n_heads, job->head_dim));
     return s;
 }
 
@@ -58,9 +59,8 @@ static void score_keys(const index_pass *pass, const index_scratch *s, int32_t t
         int32_t n_run;
         int64_t stride;
         const void *keys = job->keys(job->user, token, j, end - j, &n_run, &stride);
-        pass->exec->kernels->index_score(s->scores, s->panels, weights, job->n_heads,
-                                         job->head_dim, keys, job->dtype, stride, n_run,
-                                         s->kernel);
+        pass->exec->kernels->index_score(s->scores, s->panels, weights, job->n_heads, job->head_dim,
+                                         keys, job->dtype, stride, n_run, s->kernel);
         tamis_topk_push(topk, pass->exec->kernels, s->scores, n_run, j);
         j += n_run;
     }
@@ -143,8 +143,8 @@ static void merge_after(index_pass *pass, const index_scratch *s, int32_t first)
         return;
     tamis_topk topk;
     tamis_topk_init(&topk, s->candidates, job->topk);
-    for (int32_t part = first; part < partition->n_threads &&
-                               partition->bounds[part] < partition->unit_start[token + 1];
+    for (int32_t part = first;
+         part < partition->n_threads && partition->bounds[part] < partition->unit_start[token + 1];
          part++) {
         if (!tamis_partition_part(partition, part, token, &begin, &end))
             continue; /* an empty stretch in the middle */
@@ -168,7 +168,8 @@ bool tamis_index_run(const tamis_exec *exec, const tamis_index_job *job)
     atomic_init(&pass.has_nan, false);
     const int64_t n_units = job->partition->unit_start[job->n_tokens];
     const bool is_worth_waking =
-        n_units * TAMIS_INDEX_BLOCK * (int64_t)panel_floats(job->n_heads, job->head_dim) > SMALL_PASS;
+        n_units * TAMIS_INDEX_BLOCK * (int64_t)panel_floats(job->n_heads, job->head_dim) >
+        TAMIS_EXEC_SMALL_PASS;
     tamis_team_run_sized(exec->team, is_worth_waking, index_thread, &pass);
     if (job->partition->has_split_items)
         tamis_team_run_sized(exec->team, is_worth_waking, merge_thread, &pass);

@@ -14,9 +14,6 @@ typedef struct linear_pass {
     int64_t total_cost;
 } linear_pass;
 
-/* Below this much work (some microseconds) the caller is done before the team would be awake. */
-#define SMALL_PASS 131072
-
 /* Streaming a row costs about as much as four tokens' arithmetic on it. */
 static int64_t row_cost(const tamis_linear_job *job)
 {
@@ -29,8 +26,8 @@ static int64_t row_at(const tamis_linear_job *job, int64_t start, int64_t cost)
     const int64_t n_rows = job->row_end - job->row_begin;
     if (cost <= start)
         return job->row_begin;
-    const int64_t rows = tamis_round_up(tamis_ceil_div(cost - start, row_cost(job)),
-                                        TAMIS_LINEAR_ROWS);
+    const int64_t rows =
+        tamis_round_up(tamis_ceil_div(cost - start, row_cost(job)), TAMIS_LINEAR_ROWS);
     return job->row_begin + tamis_min_i64(rows, n_rows);
 }
 
@@ -59,8 +56,13 @@ static void linear_thread(void *arg, int thread_idx, int n_threads)
 tamis_linear_job tamis_linear_full(const tamis_matrix *w, const float *x, float *y,
                                    int64_t n_tokens)
 {
-    return (tamis_linear_job){.w = w, .row_begin = 0, .row_end = w->rows, .x = x,
-                              .x_stride = w->cols, .y = y, .y_stride = w->rows,
+    return (tamis_linear_job){.w = w,
+                              .row_begin = 0,
+                              .row_end = w->rows,
+                              .x = x,
+                              .x_stride = w->cols,
+                              .y = y,
+                              .y_stride = w->rows,
                               .n_tokens = n_tokens};
 }
 
@@ -70,5 +72,6 @@ void tamis_linear_run(const tamis_exec *exec, const tamis_linear_job *jobs, int6
     for (int64_t i = 0; i < n_jobs; i++)
         pass.total_cost += row_cost(&jobs[i]) * (jobs[i].row_end - jobs[i].row_begin);
     if (pass.total_cost > 0)
-        tamis_team_run_sized(exec->team, pass.total_cost > SMALL_PASS, linear_thread, &pass);
+        tamis_team_run_sized(exec->team, pass.total_cost > TAMIS_EXEC_SMALL_PASS, linear_thread,
+                             &pass);
 }

@@ -5,15 +5,15 @@
 
 #include "core/size.h"
 
-/* Multiplications below which the caller is done before the team would be awake. */
-#define SMALL_PASS 200000
-
 /* What one chunk leaves: rows met, then m [heads], l [heads], o [heads][value_dim]. */
 typedef struct chunk_record {
     float *n_rows, *m, *l, *o;
 } chunk_record;
 
-static size_t padded(int64_t n) { return (size_t)tamis_round_up(n, TAMIS_LANES); }
+static size_t padded(int64_t n)
+{
+    return (size_t)tamis_round_up(n, TAMIS_LANES);
+}
 
 static size_t record_floats(int32_t num_heads, int32_t value_dim)
 {
@@ -73,8 +73,8 @@ static void run_chunk(const attn_pass *pass, const attn_scratch *s, int32_t toke
     const tamis_attn_job *job = pass->job;
     const void *rows[TAMIS_ATTN_CHUNK];
     const int32_t first = chunk * TAMIS_ATTN_CHUNK, left = job->list_len[token] - first;
-    const int32_t n = job->rows(job->user, token, first,
-                                left < TAMIS_ATTN_CHUNK ? left : TAMIS_ATTN_CHUNK, rows);
+    const int32_t n =
+        job->rows(job->user, token, first, left < TAMIS_ATTN_CHUNK ? left : TAMIS_ATTN_CHUNK, rows);
     *out->n_rows = (float)n;
     if (n > 0)
         pass->exec->kernels->attn_chunk(out->m, out->l, out->o, job->value_dim, s->panels,
@@ -154,9 +154,9 @@ static void attn_thread(void *arg, int thread_idx, int n_threads)
             break;
         if (!tamis_partition_part(partition, thread_idx, token, &begin, &end))
             continue;
-        pass->exec->kernels->pack_heads(
-            s.panels, job->q + (int64_t)token * job->num_heads * job->head_dim, job->num_heads,
-            job->head_dim);
+        pass->exec->kernels->pack_heads(s.panels,
+                                        job->q + (int64_t)token * job->num_heads * job->head_dim,
+                                        job->num_heads, job->head_dim);
         if (begin == 0 && end == tamis_partition_units(partition, token)) {
             run_token(pass, &s, token);
             continue;
@@ -199,8 +199,9 @@ void tamis_attn_run(const tamis_exec *exec, const tamis_attn_job *job)
 {
     attn_pass pass = {exec, job};
     const int64_t n_chunks = job->partition->unit_start[job->n_tokens];
-    const bool is_worth_waking = n_chunks * TAMIS_ATTN_CHUNK * 2 * (int64_t)padded(job->num_heads) *
-                                     job->head_dim > SMALL_PASS;
+    const bool is_worth_waking =
+        n_chunks * TAMIS_ATTN_CHUNK * 2 * (int64_t)padded(job->num_heads) * job->head_dim >
+        TAMIS_EXEC_SMALL_PASS;
     tamis_team_run_sized(exec->team, is_worth_waking, attn_thread, &pass);
     if (job->partition->has_split_items)
         tamis_team_run_sized(exec->team, is_worth_waking, merge_thread, &pass);

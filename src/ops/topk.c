@@ -64,8 +64,8 @@ void tamis_topk_reduce(tamis_topk *topk)
     topk->threshold = topk->items[topk->k - 1].score;
 }
 
-void tamis_topk_push(tamis_topk *topk, const tamis_kernels *kernels, const float *scores,
-                     int32_t n, int32_t first_id)
+void tamis_topk_push(tamis_topk *topk, const tamis_kernels *kernels, const float *scores, int32_t n,
+                     int32_t first_id)
 {
     int32_t passed[TAMIS_TOPK_BLOCK];
     assert(n <= TAMIS_TOPK_BLOCK);

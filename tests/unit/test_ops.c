@@ -94,7 +94,10 @@ static void test_rope_rows(void **state)
 
 /* ---------------------------------------------------------------- top-k */
 
-static bool is_better(float a, int32_t ia, float b, int32_t ib) { return a > b || (a == b && ia < ib); }
+static bool is_better(float a, int32_t ia, float b, int32_t ib)
+{
+    return a > b || (a == b && ia < ib);
+}
 
 /* k ids by repeated scanning. */
 static int32_t slow_topk(const float *scores, int32_t n, int32_t k, int32_t *out)
@@ -127,13 +130,27 @@ static void fill_scores(test_rng *rng, float *scores, int32_t n, int style)
     static const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 1e-45f};
     for (int32_t i = 0; i < n; i++)
         switch (style) {
-        case 0: scores[i] = test_rng_normal(rng); break;
-        case 1: scores[i] = (float)i; break;
-        case 2: scores[i] = (float)-i; break;
-        case 3: scores[i] = special[test_rng_int(rng, 0, 7)]; break;
-        case 4: scores[i] = (float)test_rng_int(rng, 0, 3); break;
-        case 5: scores[i] = 0.0f; break;
-        default: scores[i] = NAN; break;
+        case 0:
+            scores[i] = test_rng_normal(rng);
+            break;
+        case 1:
+            scores[i] = (float)i;
+            break;
+        case 2:
+            scores[i] = (float)-i;
+            break;
+        case 3:
+            scores[i] = special[test_rng_int(rng, 0, 7)];
+            break;
+        case 4:
+            scores[i] = (float)test_rng_int(rng, 0, 3);
+            break;
+        case 5:
+            scores[i] = 0.0f;
+            break;
+        default:
+            scores[i] = NAN;
+            break;
         }
 }
 
@@ -150,8 +167,8 @@ static void test_topk_against_scan(void **state)
         const int32_t n = (int32_t)test_rng_int(&rng, 0, round % 5 ? 200 : MAX_N);
         fill_scores(&rng, scores, n, round % 7);
         const int32_t n_expected = slow_topk(scores, n, k, expected);
-        const tamis_kernels *kernels = tamis_kernels_for(
-            round % 2 ? tamis_cpu_level_available() : TAMIS_CPU_PORTABLE);
+        const tamis_kernels *kernels =
+            tamis_kernels_for(round % 2 ? tamis_cpu_level_available() : TAMIS_CPU_PORTABLE);
         tamis_topk topk;
         tamis_topk_init(&topk, items, k);
         for (int32_t i = 0; i < n;) {
@@ -219,8 +236,8 @@ static index_case make_index_case(test_rng *rng)
 
 static void free_index_case(index_case *c)
 {
-    void *blocks[] = {c->q, c->weights, c->keys, c->visible, c->out, c->unit_start, c->bounds,
-                      c->first_item, c->partials, c->n_partials};
+    void *blocks[] = {c->q,          c->weights, c->keys,       c->visible,  c->out,
+                      c->unit_start, c->bounds,  c->first_item, c->partials, c->n_partials};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         tamis_mem_free(blocks[i]);
 }
@@ -232,13 +249,22 @@ static bool run_index_case(index_case *c, int n_threads, tamis_cpu_level level)
     for (int32_t t = 0; t < c->n_tokens; t++)
         c->unit_start[t + 1] = c->unit_start[t] + tamis_index_units(c->visible[t], c->topk);
     tamis_partition_build(&p);
-    tamis_exec exec = open_exec(
-        n_threads, tamis_index_scratch_floats(c->n_heads, c->head_dim, c->topk), level);
-    const tamis_index_job job = {.q = c->q, .weights = c->weights, .n_tokens = c->n_tokens,
-                                 .n_heads = c->n_heads, .head_dim = c->head_dim, .topk = c->topk,
-                                 .dtype = TAMIS_DTYPE_F32, .visible = c->visible, .partition = &p,
-                                 .out = c->out, .partials = c->partials,
-                                 .n_partials = c->n_partials, .keys = case_keys, .user = c};
+    tamis_exec exec =
+        open_exec(n_threads, tamis_index_scratch_floats(c->n_heads, c->head_dim, c->topk), level);
+    const tamis_index_job job = {.q = c->q,
+                                 .weights = c->weights,
+                                 .n_tokens = c->n_tokens,
+                                 .n_heads = c->n_heads,
+                                 .head_dim = c->head_dim,
+                                 .topk = c->topk,
+                                 .dtype = TAMIS_DTYPE_F32,
+                                 .visible = c->visible,
+                                 .partition = &p,
+                                 .out = c->out,
+                                 .partials = c->partials,
+                                 .n_partials = c->n_partials,
+                                 .keys = case_keys,
+                                 .user = c};
     const bool ok = tamis_index_run(&exec, &job);
     close_exec(&exec);
     return ok;
@@ -330,7 +356,8 @@ typedef struct attn_case {
     int32_t *first_item;
 } attn_case;
 
-static int32_t case_rows(const void *user, int32_t token, int32_t first, int32_t n, const void **out)
+static int32_t case_rows(const void *user, int32_t token, int32_t first, int32_t n,
+                         const void **out)
 {
     const attn_case *c = user;
     int32_t n_found = 0;
@@ -346,7 +373,9 @@ static attn_case make_attn_case(test_rng *rng)
 {
     attn_case c = {.n_tokens = (int32_t)test_rng_int(rng, 1, 14),
                    .num_heads = (int32_t)test_rng_int(rng, 1, 20),
-                   .head_dim = (int32_t)test_rng_int(rng, 1, 50), .n_rows = 400, .max_list = 400};
+                   .head_dim = (int32_t)test_rng_int(rng, 1, 50),
+                   .n_rows = 400,
+                   .max_list = 400};
     const size_t n = (size_t)c.n_tokens;
     const size_t q_floats = n * (size_t)c.num_heads * (size_t)c.head_dim;
     c.q = take(q_floats * sizeof(float));
@@ -374,8 +403,8 @@ static attn_case make_attn_case(test_rng *rng)
 
 static void free_attn_case(attn_case *c)
 {
-    void *blocks[] = {c->q, c->o, c->rows, c->sink, c->list, c->list_len, c->unit_start, c->bounds,
-                      c->first_item, c->partials};
+    void *blocks[] = {c->q,        c->o,          c->rows,   c->sink,       c->list,
+                      c->list_len, c->unit_start, c->bounds, c->first_item, c->partials};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         tamis_mem_free(blocks[i]);
 }
@@ -385,18 +414,28 @@ static void run_attn_case(attn_case *c, int n_threads, tamis_cpu_level level, bo
     tamis_partition p = {c->n_tokens, n_threads, c->unit_start, c->bounds, c->first_item, false};
     c->unit_start[0] = 0;
     for (int32_t t = 0; t < c->n_tokens; t++) /* a list without entries still has its output */
-        c->unit_start[t + 1] = c->unit_start[t] + (c->list_len[t] > 0 ? tamis_attn_num_chunks(c->list_len[t]) : 1);
+        c->unit_start[t + 1] =
+            c->unit_start[t] + (c->list_len[t] > 0 ? tamis_attn_num_chunks(c->list_len[t]) : 1);
     tamis_partition_build(&p);
     tamis_exec exec = open_exec(
         n_threads, tamis_attn_scratch_floats(c->num_heads, c->head_dim, c->head_dim), level);
     if (in_place)
         memcpy(c->o, c->q,
                (size_t)c->n_tokens * (size_t)c->num_heads * (size_t)c->head_dim * sizeof(float));
-    const tamis_attn_job job = {.q = in_place ? c->o : c->q, .o = c->o, .n_tokens = c->n_tokens,
-                                .num_heads = c->num_heads, .head_dim = c->head_dim,
-                                .value_dim = c->head_dim, .dtype = TAMIS_DTYPE_F32, .scale = 0.3f,
-                                .sink = c->sink, .partition = &p, .list_len = c->list_len,
-                                .partials = c->partials, .max_chunks = 7, .rows = case_rows,
+    const tamis_attn_job job = {.q = in_place ? c->o : c->q,
+                                .o = c->o,
+                                .n_tokens = c->n_tokens,
+                                .num_heads = c->num_heads,
+                                .head_dim = c->head_dim,
+                                .value_dim = c->head_dim,
+                                .dtype = TAMIS_DTYPE_F32,
+                                .scale = 0.3f,
+                                .sink = c->sink,
+                                .partition = &p,
+                                .list_len = c->list_len,
+                                .partials = c->partials,
+                                .max_chunks = 7,
+                                .rows = case_rows,
                                 .user = c};
     tamis_attn_run(&exec, &job);
     close_exec(&exec);
@@ -475,14 +514,16 @@ static void test_linear_jobs(void **state)
     test_rng rng = test_rng_start("linear jobs", 8);
     enum { N_JOBS = 5, MAX_DIM = 90 };
     float *w = take(N_JOBS * MAX_DIM * MAX_DIM * sizeof *w), *x = take(7 * MAX_DIM * sizeof *x);
-    float *y = take(N_JOBS * 7 * MAX_DIM * sizeof *y), *first = take(N_JOBS * 7 * MAX_DIM * sizeof *y);
+    float *y = take(N_JOBS * 7 * MAX_DIM * sizeof *y),
+          *first = take(N_JOBS * 7 * MAX_DIM * sizeof *y);
     test_rng_fill_normal(&rng, w, N_JOBS * MAX_DIM * MAX_DIM);
     test_rng_fill_normal(&rng, x, 7 * MAX_DIM);
     for (int round = 0; round < 60; round++) {
         tamis_matrix m[N_JOBS];
         tamis_linear_job jobs[N_JOBS];
         for (int i = 0; i < N_JOBS; i++) {
-            m[i] = (tamis_matrix){.dtype = TAMIS_DTYPE_F32, .rows = test_rng_int(&rng, 1, MAX_DIM),
+            m[i] = (tamis_matrix){.dtype = TAMIS_DTYPE_F32,
+                                  .rows = test_rng_int(&rng, 1, MAX_DIM),
                                   .cols = test_rng_int(&rng, 1, MAX_DIM),
                                   .data = w + i * MAX_DIM * MAX_DIM};
             m[i].row_bytes = m[i].cols * 4;
@@ -491,9 +532,9 @@ static void test_linear_jobs(void **state)
             jobs[i].row_end = test_rng_int(&rng, jobs[i].row_begin, m[i].rows);
         }
         for (int n_threads = 1; n_threads <= MAX_THREADS; n_threads++) {
-            tamis_exec exec = open_exec(n_threads, TAMIS_LINEAR_SCRATCH(MAX_DIM),
-                                        n_threads == 1 ? TAMIS_CPU_PORTABLE
-                                                       : tamis_cpu_level_available());
+            tamis_exec exec =
+                open_exec(n_threads, TAMIS_LINEAR_SCRATCH(MAX_DIM),
+                          n_threads == 1 ? TAMIS_CPU_PORTABLE : tamis_cpu_level_available());
             float *out = n_threads == 1 ? first : y;
             for (int i = 0; i < N_JOBS; i++)
                 jobs[i].y = out + i * 7 * MAX_DIM;
@@ -521,9 +562,9 @@ static void test_linear_jobs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_frequencies), cmocka_unit_test(test_rope_rows),
-        cmocka_unit_test(test_topk_against_scan), cmocka_unit_test(test_index_select),
-        cmocka_unit_test(test_index_select_nan), cmocka_unit_test(test_sparse_attn),
+        cmocka_unit_test(test_rope_frequencies),         cmocka_unit_test(test_rope_rows),
+        cmocka_unit_test(test_topk_against_scan),        cmocka_unit_test(test_index_select),
+        cmocka_unit_test(test_index_select_nan),         cmocka_unit_test(test_sparse_attn),
         cmocka_unit_test(test_sparse_attn_missing_rows), cmocka_unit_test(test_linear_jobs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
