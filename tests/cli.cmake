@@ -7,7 +7,7 @@ if(TARGET tamis_cli)
         if(NOT name STREQUAL "lib")
             add_test(NAME cli_${name} COMMAND ${SH_PROGRAM} ${script})
             set_tests_properties(cli_${name} PROPERTIES TIMEOUT 600
-                WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} ENVIRONMENT "TAMIS_BIN=$<TARGET_FILE:tamis_cli>")
+                WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} ENVIRONMENT "TAMIS_BIN=$<TARGET_FILE:tamis_cli>")
         endif()
     endforeach()
 endif()
