@@ -87,7 +87,7 @@ static void prepare_kv(tamis_dsa_call *call, int64_t token)
     report(call, k->all_finite(kv, c->head_dim));
 }
 
-/* W1: weights times index_head_dim^-0.5 times index_n_heads^-0.5, zeros in the unused lanes. */
+/* W1: weights times one factor, index_head_dim^-0.5 index_n_heads^-0.5; zeros in unused lanes. */
 static void prepare_index_weights(tamis_dsa_call *call, int64_t token)
 {
     const tamis_dsa_config *c = call->config;
