@@ -1,8 +1,8 @@
 /*
  * config.json and generation_config.json -> one validated struct.
  *
- * Unknown keys and nulls are ignored; both spellings of every field are read (docs: spec of the
- * files in docs/models.md). Every value is range-checked here, so nothing later needs to doubt it.
+ * Unknown keys and nulls are ignored; both spellings of every field are read: docs/models.md
+ * lists them. Every value is range-checked here, so nothing later needs to doubt it.
  */
 #ifndef TAMIS_CONFIG_MODEL_CONFIG_H
 #define TAMIS_CONFIG_MODEL_CONFIG_H

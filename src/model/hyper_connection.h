@@ -9,7 +9,7 @@
  *
  * Order of additions (docs/numerics-model.md): sums over streams, rows and columns ascend; X'_b is
  * the chain over a, then fma(post_b, v, .). Every token by itself, so batch and threads do not
- * show. Source: V4 reference inference/model.py (Block.hc_pre, hc_post), spec models.md 3.3.
+ * show. Source: V4 reference inference/model.py (Block.hc_pre, hc_post).
  */
 #ifndef TAMIS_MODEL_HYPER_CONNECTION_H
 #define TAMIS_MODEL_HYPER_CONNECTION_H

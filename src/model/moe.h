@@ -10,7 +10,7 @@
  * A token's experts are kept in ascending order of their ids; both sums run in that order, the
  * shared expert is added last. Tokens are grouped by expert only to read each weight once: a row
  * of the linear kernel does not depend on its neighbours, so the grouping does not show.
- * Source: V4 reference inference/model.py (Gate, Expert, MoE), spec models.md 3.4.
+ * Source: V4 reference inference/model.py (Gate, Expert, MoE).
  */
 #ifndef TAMIS_MODEL_MOE_H
 #define TAMIS_MODEL_MOE_H

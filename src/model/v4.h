@@ -1,7 +1,8 @@
 /*
  * DeepSeek-V4, the main model: embedding -> layers -> head, for the tokens of one planned step.
  *
- * Source: V4 reference inference/model.py (Transformer, Block), spec models.md 3.2-3.5.
+ * Source: V4 reference inference/model.py (Transformer, Block, ParallelHead); keys and tensors:
+ * docs/models.md.
  */
 #ifndef TAMIS_MODEL_V4_H
 #define TAMIS_MODEL_V4_H

@@ -117,7 +117,7 @@ static void test_oracle_official(void **state)
     check_oracle("tests/golden/v4-official");
 }
 
-/* Frequencies of spec v4-attention.md 2.3, V4's own dimensions. */
+/* Worked example, V4's own dimensions: plain frequencies in window layers, YaRN in compressed. */
 static void test_oracle_frequencies(void **state)
 {
     (void)state;

@@ -191,7 +191,7 @@ static void test_merge_formula(void **state)
             }
 }
 
-/* v4-attention 8.6: scores 1, 2, 0.5, values 10, 20, 30, sink 1.5. The score is channel 0, the
+/* Worked example: scores 1, 2, 0.5, values 10, 20, 30, sink 1.5. The score is channel 0, the
  * value channel 1 (the query does not see it). */
 static void test_softmax_with_sink(void **state)
 {
@@ -351,7 +351,7 @@ static float pool_one_channel(tamis_cpu_level level, const float *values, const 
     return out;
 }
 
-/* v4-attention 8.4; a NaN score in any slot gives NaN, a -inf score no weight. */
+/* Worked examples; a NaN score in any slot gives NaN, a -inf score no weight. */
 static void test_pool_examples(void **state)
 {
     (void)state;

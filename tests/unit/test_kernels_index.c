@@ -133,7 +133,7 @@ static float small_score(tamis_cpu_level level, const float q[4], const float we
     return score;
 }
 
-/* Case 7 (ReLU per head before the weighted sum) and the numbers of v4-attention 8.9. */
+/* docs/cases.md 7 (ReLU per head before the weighted sum) and an example worked by hand. */
 static void test_index_score_examples(void **state)
 {
     (void)state;

@@ -111,7 +111,7 @@ static void test_sincos(void **state)
         }
     printf("sincos     to 1e8: max %.5f ulp\n", worst);
     assert_true(worst <= 0.501);
-    /* v4-attention 8.7: the pair (1, 2) turned by 3 */
+    /* worked example: the pair (1, 2) turned by 3 radians */
     float s, c;
     tamis_math_sincos(3.0f, &s, &c);
     assert_true(fabs((double)(1 * c - 2 * s) + 1.2722325) < 2e-7);

@@ -175,7 +175,7 @@ static void test_rope_value(void **state)
     (void)state;
     for (int level = 0; level < NUM_LEVELS; level++) {
         const tamis_kernels *kernels = tamis_kernels_for((tamis_cpu_level)level);
-        /* v4-attention 8.7: pair (1, 2) turned by 3 */
+        /* worked example: the pair (1, 2) turned by 3 radians, and back */
         const float c3 = cosf(3.0f), s3 = sinf(3.0f);
         float pair[2] = {1, 2};
         kernels->rope(pair, &c3, &s3, 1, false);
