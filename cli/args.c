@@ -55,9 +55,8 @@ static bool parse_seed(cli_value *value)
 {
     char *end;
     errno = 0;
-    value->natural = strtoull(value->text, &end, 10);
-    return errno == 0 && value->text[0] >= '0' && value->text[0] <= '9' && *end == '\0' &&
-           value->natural <= INT64_MAX;
+    value->integer = strtoll(value->text, &end, 10);
+    return errno == 0 && starts_like_number(value->text) && *end == '\0' && value->integer >= -1;
 }
 
 static bool parse_real(const cli_option *option, cli_value *value)

@@ -10,8 +10,8 @@ typedef struct cli_value {
     bool is_set;
     const char *source; /* as the user named it: "-n", "--max-tokens", "TAMIS_MAX_TOKENS" */
     const char *text;   /* as given */
-    int64_t integer;    /* INT */
-    uint64_t natural;   /* SEED, SIZE in bytes */
+    int64_t integer;    /* INT, SEED */
+    uint64_t natural;   /* SIZE in bytes */
     double real;        /* REAL */
 } cli_value;
 

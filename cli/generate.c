@@ -71,13 +71,16 @@ static void choose_sampling(generation *g)
     p->min_p = info->min_p;
     if (cli_has(args, CLI_OPT_TEMP))
         p->temperature = (float)args->value[CLI_OPT_TEMP].real;
-    if (cli_has(args, CLI_OPT_TOP_K))
-        p->top_k = (int32_t)args->value[CLI_OPT_TOP_K].integer;
+    if (cli_has(args, CLI_OPT_TOP_K)) {
+        const int64_t k = args->value[CLI_OPT_TOP_K].integer;
+        p->top_k = k < 0 ? 0 : (int32_t)k;
+    }
     if (cli_has(args, CLI_OPT_TOP_P))
         p->top_p = (float)args->value[CLI_OPT_TOP_P].real;
     if (cli_has(args, CLI_OPT_MIN_P))
         p->min_p = (float)args->value[CLI_OPT_MIN_P].real;
-    p->seed = cli_has(args, CLI_OPT_SEED) ? args->value[CLI_OPT_SEED].natural : random_seed();
+    const int64_t seed = cli_has(args, CLI_OPT_SEED) ? args->value[CLI_OPT_SEED].integer : -1;
+    p->seed = seed < 0 ? random_seed() : (uint64_t)seed;
     if (p->temperature <= 0.0f)
         cli_info("sample: greedy");
     else

@@ -71,8 +71,8 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         "generation_config.json", "the model's",
         CLI_KIND_REAL, .commands = G, .min = 0, .max = 1000},
     [CLI_OPT_TOP_K] = {"top-k", {NULL}, "Sampling", "K",
-        "keep the K most likely tokens; 0: all", "the model's",
-        CLI_KIND_INT, .commands = G, .min = 0, .max = MAX_INT},
+        "keep the K most likely tokens; 0 or -1: all", "the model's",
+        CLI_KIND_INT, .commands = G, .min = -1, .max = MAX_INT},
     [CLI_OPT_TOP_P] = {"top-p", {NULL}, "Sampling", "P",
         "keep the most likely tokens that together reach P; 1: all", "the model's",
         CLI_KIND_REAL, .commands = G, .min = 0, .max = 1},
@@ -80,7 +80,7 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         "keep tokens with at least P times the probability of the best; 0: all", "the model's",
         CLI_KIND_REAL, .commands = G, .min = 0, .max = 1},
     [CLI_OPT_SEED] = {"seed", {"-s"}, "Sampling", "N",
-        "the same seed gives the same text, at any thread count", "random, printed",
+        "the same seed gives the same text, at any thread count; -1: random", "random, printed",
         CLI_KIND_SEED, .commands = G},
 
     [CLI_OPT_POSITIONS] = {"positions", {NULL}, "Output", "all|last|FILE",
@@ -106,13 +106,13 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         CLI_KIND_FLAG, .commands = G | P | T | I},
 
     [CLI_OPT_THREADS] = {"threads", {"-t"}, "Engine", "N",
-        "threads; the results do not depend on it", "CPUs online, at most 64",
+        "threads; the results do not depend on it", "CPUs this process may use, at most 64",
         CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = 256},
     [CLI_OPT_MAX_MODEL_LEN] = {"max-model-len", {"-c", "--ctx-size"}, "Engine", "N",
         "context length in tokens, for which memory is reserved", "what the run needs",
         CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = MAX_INT},
     [CLI_OPT_MAX_NUM_BATCHED_TOKENS] = {"max-num-batched-tokens", {"-ub", "--ubatch-size"}, "Engine",
-        "N", "tokens per step; the results do not depend on it", "512",
+        "N", "tokens per step, capped by the context; the results do not depend on it", "512",
         CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = 1048576},
     [CLI_OPT_KV_CACHE_DTYPE] = {"kv-cache-dtype", {NULL}, "Engine", "TYPE",
         "number format of cached keys and values: bf16 or f32", "bf16",
@@ -173,7 +173,7 @@ void cli_option_describe_allowed(const cli_option *option, char *text, size_t by
         snprintf(text, bytes, "an integer from %.0f to %.0f", option->min, option->max);
         break;
     case CLI_KIND_SEED:
-        snprintf(text, bytes, "an integer from 0 to 9223372036854775807");
+        snprintf(text, bytes, "an integer from 0 to 9223372036854775807, or -1 (random)");
         break;
     case CLI_KIND_REAL:
         snprintf(text, bytes, "a number from %g to %g", option->min, option->max);

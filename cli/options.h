@@ -60,7 +60,7 @@ typedef enum cli_option_kind {
     CLI_KIND_TEXT,
     CLI_KIND_TEXTS, /* may be repeated */
     CLI_KIND_INT,   /* min .. max */
-    CLI_KIND_SEED,  /* 0 .. 2^63-1 */
+    CLI_KIND_SEED,  /* 0 .. 2^63-1; -1: random */
     CLI_KIND_REAL,  /* min .. max */
     CLI_KIND_SIZE,  /* bytes, with an optional unit */
     CLI_KIND_CHOICE

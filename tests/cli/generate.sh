@@ -58,6 +58,22 @@ run tamis generate -m $model -p And -n 24 --top-k 1 --temp 2 --seed 3 -q
 cp "$work/out" "$work/top1"
 run tamis generate -m $model -p And -n 24 --temp 0 -q
 expect 0 out_file "$work/top1"
+# -1 as other programs have it: top-k off, a random seed (three equal ones: once in 2^64).
+run tamis generate -m $model -p And -n 24 --seed 7 --top-k -1
+expect 0 out_file "$work/seed7" err '*top-k 0, *seed 7*'
+seed_of() { sed -n 's/.*sample: .* seed \([0-9]*\)$/\1/p' "$work/err"; }
+run tamis generate -m $model -p And -n 2 --seed -1
+expect 0 err '*sample: *, seed [0-9]*'
+seeds=$(seed_of)
+cp "$work/out" "$work/random"
+run tamis generate -m $model -p And -n 2 --seed "$seeds"
+expect 0 out_file "$work/random"
+for i in 1 2; do
+    run env TAMIS_SEED=-1 "$TAMIS_BIN" generate -m $model -p And -n 2
+    expect 0
+    seeds="$seeds $(seed_of)"
+done
+expect_true "random seeds: $seeds" [ "$(echo "$seeds" | tr ' ' '\n' | sort -u | wc -l)" -gt 1 ]
 copy_model greedy
 edit_model greedy generation_config.json 's/"do_sample": true/"do_sample": false/'
 run tamis generate -m "$work/greedy" -p And -n 24
