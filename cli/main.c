@@ -52,12 +52,16 @@ static int help(int argc, char **argv)
 {
     if (argc == 0) {
         cli_help_general(stdout);
-        return finish_stdout();
+    } else if (strcmp(argv[0], "help") == 0) {
+        fputs("usage: tamis help [COMMAND]\n\nhelp about a command; without one about all\n", stdout);
+    } else if (strcmp(argv[0], "version") == 0) {
+        fputs("usage: tamis version\n\nprint the version\n", stdout);
+    } else {
+        const int command = cli_command_find(argv[0]);
+        if (command < 0)
+            return unknown_command(argv[0]);
+        cli_help_command(stdout, (cli_command_id)command);
     }
-    const int command = cli_command_find(argv[0]);
-    if (command < 0)
-        return unknown_command(argv[0]);
-    cli_help_command(stdout, (cli_command_id)command);
     return finish_stdout();
 }
 

@@ -15,6 +15,11 @@ expect 0 out_file "$work/general" err ''
 run tamis -h
 expect 0 out_file "$work/general" err ''
 
+run tamis help help
+expect 0 out 'usage: tamis help [[]COMMAND]*' err ''
+run tamis help version
+expect 0 out 'usage: tamis version*' err ''
+
 for name in generate logits ppl tokenize inspect; do
     run tamis help $name
     expect 0 out "usage: tamis $name*--model DIR*TAMIS_MODEL*examples:*tamis $name *" err ''
