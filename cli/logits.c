@@ -161,6 +161,8 @@ int cli_cmd_logits(const cli_args *args)
 {
     logits_run run = {.args = args};
     const int code = run_all(&run);
+    if (code == CLI_EXIT_INTERRUPTED)
+        cli_info("interrupted");
     cli_npy_close(&run.npy);
     cli_engine_close(&run.engine);
     cli_ints_free(&run.ids);

@@ -251,6 +251,8 @@ int cli_cmd_ppl(const cli_args *args)
 {
     measurement m = {.args = args};
     const int code = run(&m);
+    if (code == CLI_EXIT_INTERRUPTED)
+        cli_info("interrupted");
     cli_engine_close(&m.engine);
     cli_ints_free(&m.ids);
     return code;

@@ -38,10 +38,14 @@ for i in 1 2 3; do cat $data/golden-ids.txt; done >"$work/ids"
 interrupt_when "$work/err" "$TAMIS_BIN" generate -m $model --ids "$work/ids" -ub 1 -n 1
 expect 130 out '' err '*finish: interrupted*'
 interrupt_when "$work/err" "$TAMIS_BIN" ppl -m $model --ids "$work/ids" -ub 1
-expect 130 out ''
+expect 130 out '' err '*
+tamis: interrupted
+'
 mkdir "$work/dir"
 interrupt_when "$work/err" "$TAMIS_BIN" logits -m $model --ids "$work/ids" -ub 1 -o "$work/dir/x.npy"
-expect 130 out ''
+expect 130 out '' err '*
+tamis: interrupted
+'
 expect_true 'a file was left' [ -z "$(ls -A "$work/dir")" ]
 
 # While waiting for the keyboard.
