@@ -1,5 +1,6 @@
 /* tamis generate: prompt -> steps -> sampled ids -> streamed text. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -341,6 +342,13 @@ static double per_second(size_t n, double seconds)
     return seconds > 0.0 ? (double)n / seconds : 0.0;
 }
 
+/* `2>&1`: the closing lines do not run on in the text's last one; standard output stays exact. */
+static void start_fresh_line(void)
+{
+    if (!cli_out_is_at_line_start() && !cli_message_is_quiet() && cli_out_is_shared_with_stderr())
+        fputc('\n', stderr);
+}
+
 static void print_end(const generation *g)
 {
     if (g->is_json)
@@ -350,6 +358,7 @@ static void print_end(const generation *g)
     else if (cli_out_is_terminal() && !cli_out_is_at_line_start())
         cli_out("\n", 1);
     cli_out_flush();
+    start_fresh_line();
     if (g->finish == FINISH_EOS)
         cli_info("finish: eos (token %d)", (int)g->eos_id);
     else if (g->finish == FINISH_CONTEXT)

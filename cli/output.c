@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "memory.h"
@@ -89,6 +90,12 @@ int cli_out_finish(int code)
 bool cli_out_is_terminal(void)
 {
     return isatty(STDOUT_FILENO) == 1;
+}
+bool cli_out_is_shared_with_stderr(void)
+{
+    struct stat a, b;
+    return fstat(STDOUT_FILENO, &a) == 0 && fstat(STDERR_FILENO, &b) == 0 &&
+           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 bool cli_out_is_at_line_start(void)
 {

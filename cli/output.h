@@ -20,6 +20,8 @@ bool cli_out_flush(void);
 /* Flushes; CLI_EXIT_RUN with a message if anything was lost and `code` says nothing worse. */
 int cli_out_finish(int code);
 bool cli_out_is_terminal(void);
+/* Both go to one file, pipe or terminal. */
+bool cli_out_is_shared_with_stderr(void);
 /* The last byte given was a newline, or there was none. */
 bool cli_out_is_at_line_start(void);
 

@@ -20,6 +20,17 @@ expect 0 out_file $data/greedy-0.txt err '*cpu: *portable kernels*'
 run tamis generate -m $model -q $f32 -n 64 -p '<｜begin▁of▁sentence｜>In the beginning God'
 expect 0 out_file $data/greedy-0.txt err ''
 
+# Off a terminal the text ends as generated; where both outputs are one pipe the report starts anew.
+for k in 0 1; do
+    run sh -c "\"\$TAMIS_BIN\" generate -m $model -f $data/prompt-$k.txt -n 64 $f32 2>&1 | cat"
+    expect 0 out "*
+$(cat $data/greedy-$k.txt)
+tamis: finish: length
+*"
+    run sh -c "\"\$TAMIS_BIN\" generate -m $model -f $data/prompt-$k.txt -n 64 $f32 -q 2>&1 | cat"
+    expect 0 out_file $data/greedy-$k.txt
+done
+
 # Stop strings: inside a token, across tokens, the first of several, one that never comes.
 stop() { # EXPECTED-TEXT STOP...
     expected=$1
