@@ -55,6 +55,20 @@ static tamis_status require(const binder *b, tamis_v4_name name, tamis_tensor **
                       tamis_checkpoint_dir(b->checkpoint), text);
 }
 
+/* Where the config leaves a part out, its tensors must be absent: one of the two is damaged. */
+static tamis_status refuse_left_over(const binder *b, tamis_v4_name name, const char *field,
+                                     int32_t value)
+{
+    const tamis_tensor *tensor = find(b, name);
+    if (tensor == NULL)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(b->err, TAMIS_STATUS_FORMAT,
+                      "%s: tensor %s is there, allowed: none of this part where config.json has "
+                      "%s %d",
+                      tamis_checkpoint_file_name(b->checkpoint, tensor->file_idx), tensor->name,
+                      field, (int)value);
+}
+
 static void use(const binder *b, tamis_tensor *tensor)
 {
     tensor->is_used = true;
@@ -166,8 +180,9 @@ static tamis_status bind_attention(binder *b, tamis_dsa_layer *layer)
     TAMIS_TRY(bind_matrix(b, &w->wo_a, TAMIS_V4_WO_A, low_width, q_width / c->o_groups));
     TAMIS_TRY(bind_matrix(b, &w->wo_b, TAMIS_V4_WO_B, c->hidden_size, low_width));
     TAMIS_TRY(bind_vector(b, &w->attn_sink, TAMIS_V4_ATTN_SINK, c->num_attention_heads));
-    if (ratio != 0)
-        TAMIS_TRY(bind_compressor(b, &w->compressor, TAMIS_V4_COMPRESSOR_APE, ratio, c->head_dim));
+    TAMIS_TRY(ratio == 0 ? refuse_left_over(b, TAMIS_V4_COMPRESSOR_APE, "compress ratio", 0)
+                         : bind_compressor(b, &w->compressor, TAMIS_V4_COMPRESSOR_APE, ratio,
+                                           c->head_dim));
     /* A layer that reuses a selection runs no indexer, and need not have one. */
     return ratio == 4 && !layer->config.reuse_topk ? bind_indexer(b, w) : TAMIS_STATUS_OK;
 }
@@ -252,7 +267,7 @@ static tamis_status bind_moe(binder *b, tamis_moe_weights *moe)
         TAMIS_TRY(bind_vector(b, &moe->bias, TAMIS_V4_GATE_BIAS, c->n_routed_experts));
     TAMIS_TRY(bind_routed_experts(b, moe->experts));
     if (c->n_shared_experts == 0)
-        return TAMIS_STATUS_OK;
+        return refuse_left_over(b, TAMIS_V4_SHARED_W1, "n_shared_experts", 0);
     return bind_expert(b, &moe->shared, TAMIS_V4_SHARED_W1,
                        (int64_t)c->n_shared_experts * c->moe_intermediate_size);
 }
@@ -281,7 +296,7 @@ static tamis_status bind_model(binder *b)
     TAMIS_TRY(bind_hc(b, &w->hc_head, TAMIS_V4_HC_HEAD_FN, c->hc_mult, 1));
     for (b->layer = 0; b->layer < w->n_layers; b->layer++)
         TAMIS_TRY(bind_layer(b, &w->layers[b->layer]));
-    return TAMIS_STATUS_OK;
+    return refuse_left_over(b, TAMIS_V4_ATTN_NORM, "num_hidden_layers", w->n_layers);
 }
 
 static tamis_status take_tables(bound_weights *bound, const tamis_model_config *c, tamis_error *err)

@@ -505,20 +505,47 @@ static void test_reused_selection(void **state)
     test_temp_dir_remove(dir);
 }
 
+/* A config that leaves out what the folder holds would give another model's text without a word. */
+static void test_left_over_tensors(void **state)
+{
+    (void)state;
+    test_items items = test_items_read(FLASH_BF16);
+    const tamis_model_config good = items.config;
+    for (int32_t i = 0; i < good.num_hidden_layers; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "layers.%d.attn.compressor.ape is there", (int)i);
+        items.config.compress_ratios[i] = 0;
+        if (good.compress_ratios[i] != 0)
+            test_expect_refused(&items, TAMIS_STATUS_FORMAT, name, "compress ratio 0");
+        items.config.compress_ratios[i] = good.compress_ratios[i];
+    }
+    items.config.num_hidden_layers--;
+    test_expect_refused(&items, TAMIS_STATUS_FORMAT, "attn_norm.weight is there",
+                        "num_hidden_layers");
+    items.config = good;
+    items.config.n_shared_experts = 0;
+    test_expect_refused(&items, TAMIS_STATUS_FORMAT, "layers.0.ffn.shared_experts.w1.weight",
+                        "n_shared_experts 0");
+    test_items_free(&items);
+}
+
 static void test_no_or_more_shared_experts(void **state)
 {
     (void)state;
     test_items items = test_items_read(FLASH_BF16);
+    items.config.n_shared_experts = 2;
+    test_expect_refused(&items, TAMIS_STATUS_FORMAT, "shared_experts.w1.weight: shape is [32, 96]",
+                        "[64, 96]");
     items.config.n_shared_experts = 0;
+    for (int i = items.n - 1; i >= 0; i--)
+        if (strstr(items.items[i].name, ".ffn.shared_experts.") != NULL)
+            test_items_drop(&items, &items.items[i]);
     char *dir = test_temp_dir_make();
     test_items_write(&items, dir);
     test_bound b = test_bind_ok(dir, &items.config);
     assert_int_equal(b.weights->layers[0].moe.shared.w1.rows, 0);
     test_unbind(&b);
     test_temp_dir_remove(dir);
-    items.config.n_shared_experts = 2;
-    test_expect_refused(&items, TAMIS_STATUS_FORMAT, "shared_experts.w1.weight: shape is [32, 96]",
-                        "[64, 96]");
     test_items_free(&items);
 }
 
@@ -531,6 +558,7 @@ int main(void)
         cmocka_unit_test(test_scale_dtypes),     cmocka_unit_test(test_float_dtypes),
         cmocka_unit_test(test_stacked_experts),  cmocka_unit_test(test_unused_tensors),
         cmocka_unit_test(test_reused_selection), cmocka_unit_test(test_no_or_more_shared_experts),
+        cmocka_unit_test(test_left_over_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
