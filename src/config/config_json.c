@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/json_load.h"
 
 #define SHOWN_BYTES 64
 #define KEY_BYTES   96
@@ -13,10 +14,9 @@ tamis_status tamis_config_json_parse(json_t **out, const char *path, const char 
                                      tamis_error *err)
 {
     json_error_t error = {.line = 0};
-    *out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    /* jansson leaves the text empty when it ran out of memory half-way. */
-    if (*out == NULL &&
-        (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory))
+    bool no_memory;
+    *out = tamis_json_load(text, bytes, JSON_REJECT_DUPLICATES, &error, &no_memory);
+    if (no_memory)
         return tamis_fail_memory(err, path, bytes);
     if (*out == NULL)
         return tamis_fail(err, TAMIS_STATUS_FORMAT,

@@ -4,17 +4,18 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/json_load.h"
 #include "tokenizer/utf8.h"
 
 tamis_status tamis_json_parse(json_t **out, const char *text, size_t bytes,
                               const tamis_json_source *src)
 {
     json_error_t error;
-    *out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    bool no_memory;
+    *out = tamis_json_load(text, bytes, JSON_REJECT_DUPLICATES, &error, &no_memory);
     if (*out != NULL)
         return TAMIS_STATUS_OK;
-    /* Where jansson itself is refused memory it often leaves the message empty. */
-    if (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory)
+    if (no_memory)
         return tamis_fail_memory(src->err, "a JSON document", bytes);
     return tamis_fail(src->err, TAMIS_STATUS_FORMAT,
                       "%s: line %d, column %d: %s, allowed: one JSON document", src->path,

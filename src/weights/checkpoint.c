@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/file_map.h"
+#include "core/json_load.h"
 #include "core/mem.h"
 #include "weights/name_table.h"
 
@@ -266,11 +267,12 @@ static tamis_status parse_index(json_t **out, const char *path, tamis_error *err
     size_t bytes = 0;
     json_error_t error = {.line = 0};
     TAMIS_TRY(tamis_file_read(&text, &bytes, path, MAX_INDEX_BYTES, err));
-    *out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    bool no_memory;
+    *out = tamis_json_load(text, bytes, JSON_REJECT_DUPLICATES, &error, &no_memory);
     tamis_mem_free(text);
     if (*out != NULL)
         return TAMIS_STATUS_OK;
-    if (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory)
+    if (no_memory)
         return tamis_fail_memory(err, path, bytes);
     return tamis_fail(err, TAMIS_STATUS_FORMAT,
                       "%s: line %d, column %d: %s, allowed: one JSON object", path, error.line,

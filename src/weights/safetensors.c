@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/json_load.h"
 #include "core/size.h"
 
 #define MAX_HEADER_BYTES ((size_t)100000000) /* the limit of the official reader */
@@ -49,15 +50,16 @@ static bool accept(header_parser *p, char c)
 static tamis_status parse_value(header_parser *p, json_t **out)
 {
     json_error_t error = {.line = 0};
+    bool no_memory;
     skip_space(p);
-    *out = json_loadb(p->text + p->at, p->bytes - p->at,
-                      JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_DISABLE_EOF_CHECK, &error);
+    *out = tamis_json_load(p->text + p->at, p->bytes - p->at,
+                           JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_DISABLE_EOF_CHECK,
+                           &error, &no_memory);
     if (*out != NULL) {
         p->at += (size_t)error.position; /* bytes consumed */
         return TAMIS_STATUS_OK;
     }
-    /* jansson leaves the text empty when it ran out of memory half-way. */
-    if (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory)
+    if (no_memory)
         return tamis_fail_memory(p->err, p->file_name, p->bytes);
     return tamis_fail(p->err, TAMIS_STATUS_FORMAT, "%s: header, after byte %zu: %s, allowed: JSON",
                       p->file_name, p->at, error.text);
