@@ -176,7 +176,7 @@ typedef struct tamis_tensor_group {
     const char *name;   /* embedding, attention, compressor, indexer, experts, shared experts, ... */
     const char *dtype;  /* as stored, e.g. "F8_E4M3 + F8_E8M0 per 128x128" */
     int64_t n_tensors;
-    int64_t n_params;   /* weights, scales not counted */
+    int64_t n_params;   /* weights; scales and tables of ids (I64, I32) not counted */
     uint64_t bytes;     /* data and scales */
     bool is_used;       /* false: recognised, not run (MTP blocks), or unknown */
 } tamis_tensor_group;

@@ -61,8 +61,11 @@ static void name_format(char out[MAX_FORMAT_BYTES], const tamis_tensor *tensor,
                  tamis_dtype_name(scale->dtype));
 }
 
+/* Wide integers are tables of ids (tid2eid), which no training moved. */
 static int64_t count_params(const tamis_tensor *tensor, const tamis_tensor *scale)
 {
+    if (tensor->dtype == TAMIS_DTYPE_I64 || tensor->dtype == TAMIS_DTYPE_I32)
+        return 0;
     const int64_t n = (int64_t)(tensor->bytes * 8 / (uint64_t)tamis_dtype_bits(tensor->dtype));
     return is_fp4(tensor, scale) ? 2 * n : n;
 }

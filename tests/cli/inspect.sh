@@ -6,7 +6,8 @@ expect 0 out 'family      deepseek_v4, profile exact
 *vocabulary 2048, hidden size 128, context at most 4096
 layers      5: 0-1 window/hash, 2 C4/learned, 3 C128/learned, 4 C4/learned
 *group *format *tensors *parameters *bytes*
-total *
+router *I64 * 2 * 0 *65536
+*total *
 KV cache *bytes per token bf16*
 not run *tensors*  mtp.0.e_proj.weight*  mtp.[*].ffn.experts.[*].w1.weight (8)*' err ''
 cp "$work/out" "$work/table"
@@ -30,6 +31,8 @@ for key in tensors parameters bytes; do
     expect_true "$key: groups sum to $(sum $key), total $(number $key)" \
         [ "$(sum $key)" -eq "$(number $key)" ]
 done
+# models/demo/README.md: 3.54 M + 0.59 M.
+expect_true "parameters $(number parameters)" [ "$(number parameters)" -eq 4137798 ]
 bf16=$(number kv_bytes_per_token_bf16)
 expect_true 'f32 caches take twice the bytes of bf16' \
     [ "$(number kv_bytes_per_token_f32)" -eq $((2 * bf16)) ]
