@@ -5,7 +5,7 @@ export JOBS
 
 BUILD = cmake --build --preset
 
-.PHONY: help setup build demo test check asan tsan fuzz bench clean
+.PHONY: help setup build demo test check asan tsan fuzz bench bench-long clean
 
 help:
 	@echo "make demo    install what is missing, build, let the demo model write a text"
@@ -15,7 +15,8 @@ help:
 	@echo "make asan    the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    the tests under ThreadSanitizer"
 	@echo "make fuzz    every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS) seconds (needs clang)"
-	@echo "make bench   the benchmark programs"
+	@echo "make bench   kernels, tokenizer, tokens per second of the demo model (two minutes)"
+	@echo "make bench-long  memory and token times at a context of 100,000 tokens (minutes)"
 	@echo "make clean   remove build/"
 
 setup:
@@ -51,8 +52,12 @@ fuzz: setup
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) sh tools/run_fuzz.sh
 
 bench: build
-	@for program in build/release/bench_*; do \
-	    if [ -f "$$program" ] && [ -x "$$program" ]; then "$$program" || exit 1; fi; done
+	build/release/bench_kernels
+	build/release/bench_tokenizer models/demo
+	sh bench/demo_speed.sh build/release
+
+bench-long: build
+	sh bench/long_context.sh
 
 clean:
 	rm -rf build
