@@ -115,6 +115,8 @@ static bool parse_value(cli_args *args, const cli_option *option, cli_value *val
             return false;
         args->stops[args->n_stops++] = value->text;
         return true;
+    case CLI_KIND_TEXT: /* -m "$UNSET" is a mistake; only a prompt may be empty */
+        return value->text[0] != '\0' || option == &cli_options[CLI_OPT_PROMPT];
     default:
         return true;
     }

@@ -188,8 +188,6 @@ void cli_option_describe_allowed(const cli_option *option, char *text, size_t by
         snprintf(text, bytes, "1 or 0");
         break;
     case CLI_KIND_TEXT:
-        snprintf(text, bytes, "a text");
-        break;
     case CLI_KIND_TEXTS:
         snprintf(text, bytes, "a text that is not empty");
         break;

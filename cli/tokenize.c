@@ -103,8 +103,10 @@ static int convert_whole(const conversion *c)
     if (code == CLI_EXIT_OK && !c->decodes)
         code = encode(c, bytes, n);
     if (code == CLI_EXIT_OK && c->decodes)
-        code = cli_parse_ints(is_prompt ? cli_source(args, CLI_OPT_PROMPT) : path, bytes, n, 0,
-                              highest_id(c), &ids);
+        code = cli_parse_ints(is_prompt                ? cli_source(args, CLI_OPT_PROMPT)
+                              : strcmp(path, "-") == 0 ? "standard input"
+                                                       : path,
+                              bytes, n, 0, highest_id(c), &ids);
     if (code == CLI_EXIT_OK && c->decodes)
         code = decode(c, &ids);
     cli_buffer_free(&text);

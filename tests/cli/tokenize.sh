@@ -32,7 +32,7 @@ expect 0 out "<｜begin▁of▁sentence｜>$(cat $data/prompt-1.txt)"
 run tamis tokenize -m $model --decode -p '5 2048'
 expect 1 out '' err "*-p:1: value seen '2048', allowed: an integer from 0 to 2047*"
 run_with_input tamis tokenize -m $model --decode <$data/prompt-1.txt
-expect 1 out '' err "*value seen 'And', allowed: an integer*"
+expect 1 out '' err "*standard input:1: value seen 'And', allowed: an integer*"
 
 # A whole text there and back, through JSON too.
 head -c 5000 $model/valid.txt >"$work/text"

@@ -45,6 +45,10 @@ run tamis generate -m $model -p
 expect 2 out '' err '*-p: a value is missing: TEXT*'
 run tamis generate -m $model -p x --print-ids=1
 expect 2 out '' err "*--print-ids: value seen '1', allowed: none, it is a switch*"
+run tamis inspect ''
+expect 2 out '' err "*inspect: DIR: value seen '', allowed: a text that is not empty*"
+run tamis logits -m $model --ids $data/prompt-1.ids -o ''
+expect 2 out '' err "*-o: value seen '', allowed: a text that is not empty*"
 
 # One bad value of each kind.
 bad_value() { # WORDS VALUE ALLOWED
@@ -52,6 +56,7 @@ bad_value() { # WORDS VALUE ALLOWED
     expect 2 out '' err "*generate: $1: value seen '$2', allowed: $3
 *"
 }
+bad_value -m '' 'a text that is not empty'
 bad_value -n abc 'an integer from -1 to 2147483647'
 bad_value -n -2 'an integer from -1 to 2147483647'
 bad_value -n '' 'an integer from -1 to 2147483647'
