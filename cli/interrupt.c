@@ -21,6 +21,7 @@ void cli_interrupt_install(void)
     memset(&action, 0, sizeof action);
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL); /* a file size limit: the write fails and says so */
     action.sa_handler = note;
     action.sa_flags = SA_RESETHAND;
     if (sigaction(SIGINT, NULL, &before) == 0 && before.sa_handler != SIG_IGN)

@@ -28,6 +28,13 @@ if [ -w /dev/full ]; then
 fi
 run sh -c "\"\$0\" tokenize -m $model -p And >&-" "$TAMIS_BIN"
 expect 1 out '' err '*error: standard output: *'
+# A file size limit is a failing write, not the end of the process; nothing half written stays.
+run sh -c "{ ulimit -f 1; \"\$0\" logits -m $model --ids $data/prompt-1.ids -o '$work/big.npy' -q; echo \$?; } 2>&1 | cat" \
+    "$TAMIS_BIN"
+expect 0 out '*File too large*
+1
+'
+expect_true 'no file left' [ -z "$(ls "$work" | grep big.npy)" ]
 # A reader that goes away ends the run long before its 4000 tokens.
 run sh -c "{ \"\$0\" generate -m $model -p And -n 4000 --ignore-eos -q; echo \$? >'$work/code'; } | head -c 1" \
     "$TAMIS_BIN"
