@@ -20,7 +20,7 @@ static tamis_status run_layer(const tamis_dsa_layer *layer, tamis_dtype kv_cache
 {
     const int64_t hidden = layer->config.hidden_size;
     int32_t table[64]; /* blocks of our one sequence: ours to choose, here backwards */
-    tamis_dsa_cache_params cache_params = tamis_dsa_cache_params_default();
+    tamis_cache_params cache_params = tamis_cache_params_default();
     const int32_t n_blocks = (n_tokens + cache_params.block_tokens - 1) / cache_params.block_tokens;
     if (n_blocks > 64)
         return TAMIS_STATUS_LIMIT;
@@ -28,7 +28,7 @@ static tamis_status run_layer(const tamis_dsa_layer *layer, tamis_dtype kv_cache
         table[i] = n_blocks - i; /* never 0, the null block */
     cache_params.kv_cache_dtype = kv_cache_dtype;
     cache_params.num_blocks = n_blocks + 1;
-    tamis_dsa_plan_params plan_params = tamis_dsa_plan_params_default();
+    tamis_plan_params plan_params = tamis_plan_params_default();
     plan_params.max_num_batched_tokens = n_prompt > 1 ? n_prompt : 1;
     plan_params.max_model_len = n_tokens;
     plan_params.n_threads = n_threads;

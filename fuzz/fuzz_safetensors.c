@@ -75,6 +75,7 @@ static void open_folder(void)
     tamis_checkpoint *checkpoint;
     tamis_error err = {TAMIS_STATUS_OK, ""};
     tamis_weight_fault fault;
+    const tamis_model_config config = {.num_hidden_layers = 4};
     uint64_t sum = 0;
     const tamis_status st = tamis_checkpoint_open(&checkpoint, folder, &err);
     if (st != TAMIS_STATUS_OK) {
@@ -87,7 +88,7 @@ static void open_folder(void)
         visit(&sum, tensor, NULL);
         tensor->is_used = true;
     }
-    tamis_v4_weights_find_fault(checkpoint, -1, &fault);
+    tamis_weights_find_fault(checkpoint, &config, -1, &fault);
     tamis_checkpoint_close(&checkpoint);
 }
 

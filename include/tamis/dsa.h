@@ -13,8 +13,8 @@
  * again before they are read. How far is tamis_dsa_caches_rollback_floor's answer. Blocks need no
  * clearing when they pass to another sequence, ring slots do (tamis_dsa_caches_clear_slot).
  *
- * A complete program: examples/dsa_attention.c. Parameter structs carry their own size so that a
- * library of another version refuses them instead of misreading them; _default() fills it in.
+ * A complete program: examples/dsa_attention.c. Types shared with the other back end:
+ * tamis/attention.h.
  *
  * Results are the same bits for any cut of a prompt into steps, any batch, any number of threads,
  * any physical blocks and any CPU level (docs/numerics.md).
@@ -22,19 +22,11 @@
 #ifndef TAMIS_DSA_H
 #define TAMIS_DSA_H
 
-#include "tamis/base.h"
+#include "tamis/attention.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/** Rotary frequencies of one layer: plain (yarn_factor <= 1) or YaRN; interleaved pairs, no mscale. */
-typedef struct tamis_rope_config {
-    float theta;
-    float yarn_factor;
-    int32_t original_max_position; /* of YaRN */
-    float beta_fast, beta_slow;
-} tamis_rope_config;
 
 /** Dimensions of one attention layer; names as in config.json. */
 typedef struct tamis_dsa_config {
@@ -91,32 +83,17 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_layer_check(const tamis_dsa_la
 
 typedef struct tamis_dsa_caches tamis_dsa_caches;
 
-typedef struct tamis_dsa_cache_params {
-    size_t struct_size;
-    tamis_dtype kv_cache_dtype; /* window, compressed and key rows: BF16 or F32; states are F32 */
-    int32_t block_tokens;       /* raw tokens per block: a multiple of 128; default 256 */
-    int32_t num_blocks;         /* including block 0, the null block, which no table should own */
-    int32_t num_slots;          /* ring slots: sequences alive at once */
-    int32_t max_rollback;       /* tokens that may be rolled back at least; default 8 */
-    int32_t block_pad_bytes;    /* extra distance of two blocks of one cache; default 0 */
-} tamis_dsa_cache_params;
-TAMIS_API tamis_dsa_cache_params tamis_dsa_cache_params_default(void);
-
-/** Bytes of all caches: paged (blocks) and rings (slots). errors: INVALID, LIMIT (overflow). */
-typedef struct tamis_dsa_cache_bytes {
-    uint64_t blocks, rings;
-    uint64_t per_block, per_slot;
-} tamis_dsa_cache_bytes;
+/** errors: INVALID, LIMIT (overflow) */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_measure(const tamis_dsa_config *layers,
                                                                  int32_t n_layers,
-                                                                 const tamis_dsa_cache_params *params,
-                                                                 tamis_dsa_cache_bytes *out,
+                                                                 const tamis_cache_params *params,
+                                                                 tamis_cache_bytes *out,
                                                                  tamis_error *err);
 /** Allocate the caches of n_layers layers, zeroed. `layers` is copied. */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_open(tamis_dsa_caches **out,
                                                               const tamis_dsa_config *layers,
                                                               int32_t n_layers,
-                                                              const tamis_dsa_cache_params *params,
+                                                              const tamis_cache_params *params,
                                                               tamis_error *err);
 TAMIS_API void tamis_dsa_caches_close(tamis_dsa_caches **caches);
 /** Copy one block (all layers), one ring slot (all layers): fork and copy-on-write. */
@@ -132,34 +109,12 @@ TAMIS_API int32_t tamis_dsa_caches_rollback_floor(const tamis_dsa_caches *caches
 
 /* ---------------------------------------------------------------- batch and plan */
 
-/**
- * One step's requests, tokens concatenated in request order. Arrays are read during
- * tamis_dsa_plan_build only.
- */
-typedef struct tamis_batch {
-    int32_t num_reqs;
-    const int32_t *query_start_loc; /* [num_reqs + 1], first 0, non-decreasing */
-    const int32_t *seq_lens;        /* [num_reqs] length including this step's tokens */
-    const int32_t *block_table;     /* [num_reqs][block_table_stride] block of tokens i*block_tokens.. */
-    int64_t block_table_stride;
-    const int32_t *slots;           /* [num_reqs] ring slot, distinct */
-} tamis_batch;
-
 typedef struct tamis_dsa_plan tamis_dsa_plan;
-
-typedef struct tamis_dsa_plan_params {
-    size_t struct_size;
-    int32_t max_num_batched_tokens;
-    int32_t max_num_seqs;
-    int32_t max_model_len;
-    int32_t n_threads; /* of the team that will run it */
-} tamis_dsa_plan_params;
-TAMIS_API tamis_dsa_plan_params tamis_dsa_plan_params_default(void);
 
 /** Bytes a plan takes for these layers, its workspace included. */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers,
                                                                int32_t n_layers,
-                                                               const tamis_dsa_plan_params *params,
+                                                               const tamis_plan_params *params,
                                                                tamis_dtype kv_cache_dtype,
                                                                int32_t block_tokens,
                                                                uint64_t *bytes, tamis_error *err);
@@ -169,7 +124,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_measure(const tamis_dsa_c
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out,
                                                             const tamis_dsa_caches *caches,
-                                                            const tamis_dsa_plan_params *params,
+                                                            const tamis_plan_params *params,
                                                             tamis_error *err);
 TAMIS_API void tamis_dsa_plan_close(tamis_dsa_plan **plan);
 /**

@@ -6,6 +6,7 @@
 #include "tamis/dsa.h"
 #include "tamis/engine.h"
 #include "tamis/sampler.h"
+#include "tamis/sfa.h"
 #include "tamis/tokenizer.h"
 
 #endif

@@ -9,12 +9,17 @@
 
 #include "tamis/dsa.h"
 #include "tamis/engine.h"
+#include "tamis/sfa.h"
 
 #define TAMIS_MAX_LAYERS          512 /* main and MTP layers; real models have up to 79 */
 #define TAMIS_MAX_HC_MULT         16
 #define TAMIS_MAX_EXPERTS_PER_TOK 64
 
-typedef enum tamis_family { TAMIS_FAMILY_DEEPSEEK_V4 = 0 } tamis_family;
+typedef enum tamis_family {
+    TAMIS_FAMILY_DEEPSEEK_V4 = 0,
+    TAMIS_FAMILY_DEEPSEEK_V32,
+    TAMIS_FAMILY_GLM_MOE_DSA
+} tamis_family;
 
 typedef enum tamis_scoring_func {
     TAMIS_SCORING_SQRTSOFTPLUS = 0,
@@ -24,7 +29,7 @@ typedef enum tamis_scoring_func {
 
 typedef struct tamis_model_config {
     tamis_family family;
-    const char *family_name; /* static: "deepseek_v4" */
+    const char *family_name; /* static: "deepseek_v4", "deepseek_v32", "glm_moe_dsa" */
 
     int32_t vocab_size, hidden_size, num_hidden_layers, num_nextn_predict_layers;
     int32_t max_position_embeddings;
@@ -32,25 +37,33 @@ typedef struct tamis_model_config {
 
     /* attention */
     int32_t num_attention_heads, head_dim, qk_rope_head_dim, q_lora_rank;
-    int32_t o_groups, o_lora_rank, sliding_window;
+    int32_t o_groups, o_lora_rank, sliding_window; /* V4 */
+    int32_t kv_lora_rank, qk_nope_head_dim, v_head_dim; /* V3.2, GLM */
     int32_t index_n_heads, index_head_dim, index_topk;
-    int32_t n_compress_ratios; /* >= num_hidden_layers; the rest belongs to MTP blocks */
-    int32_t compress_ratios[TAMIS_MAX_LAYERS];
-    bool reuse_topk[TAMIS_MAX_LAYERS]; /* IndexCache: from use_index_cache, index_topk_freq/pattern
-                                        */
+    int32_t n_compress_ratios; /* V4: >= num_hidden_layers; the rest belongs to MTP blocks */
+    int32_t compress_ratios[TAMIS_MAX_LAYERS]; /* V4 */
+    /* Which layers use an earlier selection. V4, V3.2: use_index_cache with index_topk_freq or
+     * index_topk_pattern. GLM: indexer_types, index_topk_pattern, or freq with offset. */
+    bool reuse_topk[TAMIS_MAX_LAYERS];
     bool has_index_cache;
-    tamis_rope_config rope_window;   /* ratio 0: plain */
-    tamis_rope_config rope_compress; /* ratio 4 and 128: compress_rope_theta, YaRN */
+    bool index_rope_interleave;      /* GLM true, V3.2 false: fixed per family */
+    float mscale_all_dim;            /* V3.2: in the softmax scale; 0: none */
+    tamis_rope_config rope_window;   /* V4 ratio 0: plain */
+    tamis_rope_config rope_compress; /* V4 ratio 4 and 128: compress_rope_theta, YaRN */
+    tamis_rope_config rope;          /* V3.2 (YaRN), GLM (plain): every layer */
 
     /* experts */
     int32_t moe_intermediate_size, n_routed_experts, n_shared_experts, num_experts_per_tok;
-    bool is_hash_layer[TAMIS_MAX_LAYERS]; /* num_hash_layers or mlp_layer_types */
+    bool is_hash_layer[TAMIS_MAX_LAYERS];  /* V4: num_hash_layers or mlp_layer_types */
+    bool is_dense_layer[TAMIS_MAX_LAYERS]; /* V3.2, GLM: first_k_dense_replace or mlp_layer_types */
+    int32_t intermediate_size;             /* width of dense layers; 0 in V4 */
+    int32_t n_group, topk_group;           /* experts are chosen within the best groups; V4: 1 */
     tamis_scoring_func scoring_func;
     bool norm_topk_prob;
     float routed_scaling_factor;
-    float swiglu_limit; /* +inf: none */
+    float swiglu_limit; /* +inf: none, as in V3.2 and GLM */
 
-    /* residual streams */
+    /* residual streams of V4 */
     int32_t hc_mult, hc_sinkhorn_iters;
     float hc_eps;
 
@@ -78,7 +91,8 @@ tamis_status tamis_model_config_read(tamis_model_config *out, const char *dir, t
 tamis_status tamis_model_config_parse(tamis_model_config *out, const char *path, const char *text,
                                       size_t bytes, const char *generation, size_t generation_bytes,
                                       tamis_error *err);
-/* Attention dimensions of one main layer. */
+/* Attention dimensions of one main layer, of V4 and of the others. */
 tamis_dsa_config tamis_model_config_dsa(const tamis_model_config *config, int32_t layer);
+tamis_sfa_config tamis_model_config_sfa(const tamis_model_config *config, int32_t layer);
 
 #endif

@@ -17,6 +17,24 @@ static int32_t item_at(const tamis_partition *partition, int64_t unit)
     return lo;
 }
 
+void tamis_partition_layout(tamis_partition *partition, int32_t max_items, int32_t n_threads,
+                            tamis_arena *arena)
+{
+    partition->n_threads = n_threads;
+    partition->unit_start = tamis_arena_take(arena, (size_t)max_items + 1, sizeof(int64_t));
+    partition->bounds = tamis_arena_take(arena, (size_t)n_threads + 1, sizeof(int64_t));
+    partition->first_item = tamis_arena_take(arena, (size_t)n_threads, sizeof(int32_t));
+}
+
+void tamis_partition_set(tamis_partition *partition, const int32_t *units, int32_t n_items)
+{
+    partition->n_items = n_items;
+    partition->unit_start[0] = 0;
+    for (int32_t i = 0; i < n_items; i++)
+        partition->unit_start[i + 1] = partition->unit_start[i] + units[i];
+    tamis_partition_build(partition);
+}
+
 void tamis_partition_build(tamis_partition *partition)
 {
     const int64_t total = partition->unit_start[partition->n_items];

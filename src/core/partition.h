@@ -12,6 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/arena.h"
+
 typedef struct tamis_partition {
     int32_t n_items, n_threads;
     int64_t *unit_start;  /* [n_items + 1] units before each item */
@@ -20,7 +22,12 @@ typedef struct tamis_partition {
     bool has_split_items; /* some item belongs to more than one thread */
 } tamis_partition;
 
-/* The caller provides the arrays (for the largest step) and fills n_items and unit_start. */
+/* Takes the arrays for at most max_items items. */
+void tamis_partition_layout(tamis_partition *partition, int32_t max_items, int32_t n_threads,
+                            tamis_arena *arena);
+/* Cuts n_items items of units[i] units each. */
+void tamis_partition_set(tamis_partition *partition, const int32_t *units, int32_t n_items);
+/* The same when the caller has filled n_items and unit_start. */
 void tamis_partition_build(tamis_partition *partition);
 
 /* Units [*begin, *end) of `item` that belong to the thread, counted within the item. */

@@ -110,9 +110,9 @@ int32_t tamis_session_table_width(const tamis_session_params *p)
     return (int32_t)tamis_ceil_div(p->max_model_len, p->block_tokens);
 }
 
-tamis_dsa_cache_params tamis_session_cache_params(const tamis_session_params *p)
+tamis_cache_params tamis_session_cache_params(const tamis_session_params *p)
 {
-    tamis_dsa_cache_params cache = tamis_dsa_cache_params_default();
+    tamis_cache_params cache = tamis_cache_params_default();
     cache.kv_cache_dtype = p->kv_cache_dtype;
     cache.block_tokens = p->block_tokens;
     cache.num_blocks = p->num_blocks;
@@ -121,9 +121,9 @@ tamis_dsa_cache_params tamis_session_cache_params(const tamis_session_params *p)
     return cache;
 }
 
-tamis_dsa_plan_params tamis_session_plan_params(const tamis_session_params *p)
+tamis_plan_params tamis_session_plan_params(const tamis_session_params *p)
 {
-    tamis_dsa_plan_params plan = tamis_dsa_plan_params_default();
+    tamis_plan_params plan = tamis_plan_params_default();
     plan.max_num_batched_tokens = p->max_num_batched_tokens;
     plan.max_num_seqs = p->max_num_seqs;
     plan.max_model_len = p->max_model_len;
@@ -146,9 +146,9 @@ tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *m
                                     const tamis_session_params *params, tamis_error *err)
 {
     const int32_t n_layers = model->info.num_hidden_layers;
-    const tamis_dsa_cache_params cache_params = tamis_session_cache_params(params);
-    const tamis_dsa_plan_params plan_params = tamis_session_plan_params(params);
-    tamis_dsa_cache_bytes caches;
+    const tamis_cache_params cache_params = tamis_session_cache_params(params);
+    const tamis_plan_params plan_params = tamis_session_plan_params(params);
+    tamis_cache_bytes caches;
     uint64_t attention;
     size_t activations, logits;
     TAMIS_TRY(tamis_dsa_caches_measure(model->dsa, n_layers, &cache_params, &caches, err));

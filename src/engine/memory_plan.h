@@ -14,8 +14,8 @@
 tamis_status tamis_session_params_resolve(tamis_session_params *out, const tamis_model *model,
                                           const tamis_session_params *params, tamis_error *err);
 /* The views of resolved parameters that caches, plan and model take. */
-tamis_dsa_cache_params tamis_session_cache_params(const tamis_session_params *params);
-tamis_dsa_plan_params tamis_session_plan_params(const tamis_session_params *params);
+tamis_cache_params tamis_session_cache_params(const tamis_session_params *params);
+tamis_plan_params tamis_session_plan_params(const tamis_session_params *params);
 /* Blocks of a sequence of max_model_len. */
 int32_t tamis_session_table_width(const tamis_session_params *params);
 /* A V4 model of the session's size whose arrays are not laid out yet. */

@@ -32,7 +32,7 @@ static tamis_status collect_layers(tamis_model *model, tamis_error *err)
     if (model->dsa == NULL)
         return tamis_fail_memory(err, "layers", n * sizeof *model->dsa);
     for (size_t i = 0; i < n; i++)
-        model->dsa[i] = model->weights->layers[i].attn.config;
+        model->dsa[i] = model->weights->layers[i].dsa.config;
     return TAMIS_STATUS_OK;
 }
 
@@ -40,7 +40,7 @@ static tamis_status open_parts(tamis_model *model, const char *dir, tamis_error 
 {
     TAMIS_TRY(tamis_model_config_read(&model->config, dir, err));
     TAMIS_TRY(tamis_checkpoint_open(&model->checkpoint, dir, err));
-    TAMIS_TRY(tamis_v4_weights_bind(&model->weights, model->checkpoint, &model->config, err));
+    TAMIS_TRY(tamis_model_weights_bind(&model->weights, model->checkpoint, &model->config, err));
     TAMIS_TRY(collect_layers(model, err));
     fill_info(model);
     return TAMIS_STATUS_OK;
@@ -72,7 +72,7 @@ void tamis_model_close(tamis_model **model_ptr)
     *model_ptr = NULL;
     tamis_inspect_free(&model->inspect);
     tamis_mem_free(model->dsa);
-    tamis_v4_weights_free(&model->weights);
+    tamis_model_weights_free(&model->weights);
     tamis_checkpoint_close(&model->checkpoint);
     tamis_mem_free(model);
 }
@@ -94,8 +94,8 @@ int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer)
 static tamis_status cache_bytes(const tamis_model *model, tamis_dtype dtype, uint64_t *per_token,
                                 uint64_t *per_sequence, tamis_error *err)
 {
-    tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
-    tamis_dsa_cache_bytes bytes = {0};
+    tamis_cache_params params = tamis_cache_params_default();
+    tamis_cache_bytes bytes = {0};
     params.kv_cache_dtype = dtype;
     TAMIS_TRY(tamis_dsa_caches_measure(model->dsa, model->config.num_hidden_layers, &params, &bytes,
                                        err));

@@ -6,13 +6,13 @@
 #include "tamis/engine.h"
 #include "weights/checkpoint.h"
 #include "weights/inspect.h"
-#include "weights/v4_weights.h"
+#include "weights/model_weights.h"
 
 struct tamis_model {
     tamis_model_info info;
     tamis_model_config config;
     tamis_checkpoint *checkpoint;
-    tamis_v4_weights *weights;
+    tamis_model_weights *weights;
     tamis_dsa_config *dsa;  /* [num_hidden_layers] attention of each layer */
     tamis_inspect *inspect; /* NULL until asked for */
 };

@@ -97,8 +97,8 @@ static tamis_status open_parts(tamis_session *session, tamis_error *err)
 {
     const tamis_model *model = session->model;
     const tamis_session_params *p = &session->params;
-    const tamis_dsa_cache_params cache_params = tamis_session_cache_params(p);
-    const tamis_dsa_plan_params plan_params = tamis_session_plan_params(p);
+    const tamis_cache_params cache_params = tamis_session_cache_params(p);
+    const tamis_plan_params plan_params = tamis_session_plan_params(p);
     TAMIS_TRY(take_workspace(session, err));
     TAMIS_TRY(tamis_block_pool_open(&session->pool, p->num_blocks, p->block_order_seed, err));
     TAMIS_TRY(tamis_dsa_caches_open(&session->caches, model->dsa, model->info.num_hidden_layers,

@@ -237,7 +237,8 @@ static tamis_status fail_run(tamis_session *session, int32_t where, tamis_error 
     session->n_logits = 0;
     for (int32_t i = 0; i < session->step.n_reqs; i++)
         session->sequences[session->step.seqs[i]].is_faulty = true;
-    if (tamis_v4_weights_find_fault(session->model->checkpoint, where, &fault))
+    if (tamis_weights_find_fault(session->model->checkpoint, &session->model->config, where,
+                                 &fault))
         return tamis_fail(err, TAMIS_STATUS_FORMAT,
                           "a NaN or infinity came up: tensor %s, element %lld is damaged (%s)",
                           fault.tensor, (long long)fault.element, fault.what);

@@ -27,8 +27,9 @@
 #define TAMIS_ATTN_CHUNK 64
 /* Weight rows that one call of the linear kernel expands at a time. */
 #define TAMIS_LINEAR_ROWS 8
-/* Floats of scratch that linear, index_score and attn_chunk need. */
+/* Floats of scratch that linear, linear_t, index_score and attn_chunk need. */
 #define TAMIS_LINEAR_SCRATCH(cols) ((size_t)TAMIS_LINEAR_ROWS * (((size_t)(cols) + 15) / 16 * 16))
+#define TAMIS_LINEAR_T_SCRATCH ((size_t)64 * 64)
 #define TAMIS_INDEX_SCRATCH(head_dim, n_heads) \
     ((size_t)64 * (((size_t)(head_dim) + 15) / 16 * 16 + ((size_t)(n_heads) + 15) / 16 * 16 + 16))
 #define TAMIS_ATTN_SCRATCH(n_heads, head_dim)                                             \
@@ -41,16 +42,29 @@
  */
 
 /*
- * linear: y[t][r] = sum over c of w[r][c] * x[t][c]   for t < n_tokens, row_begin <= r < row_end.
+ * linear: y[t][r - row_begin] = sum over c of w[r][c] * x[t][c]   for t < n_tokens and
+ *   row_begin <= r < row_end.
  *   order   lanes16 over c with acc = fma(w, x, acc); w = decode * scale in one f32 product (no
  *           product where there is no scale). Exactly `cols` terms; the unused lanes of a last
  *           partial group of 16 get fma(+0, +0, acc).
- *   shapes  x [n_tokens][cols], rows x_stride floats apart; y indexed by r (not r - row_begin),
+ *   shapes  x [n_tokens][cols], rows x_stride floats apart; y [n_tokens][row_end - row_begin],
  *           rows y_stride floats apart; w any tamis_matrix dtype that linear layers have
  *   scratch TAMIS_LINEAR_SCRATCH(cols) floats, 64-byte aligned, private to the thread
  *   class   ordered. A NaN weight or scale gives NaN.
  */
 #define TAMIS_KERNEL_linear(F)                                                                 \
+    void F(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t n_tokens,     \
+           const tamis_matrix *w, int64_t row_begin, int64_t row_end, float *scratch)
+/*
+ * linear_t: y[t][c] = sum over r of w[r][c] * x[t][r - row_begin]   for t < n_tokens, all columns c,
+ *   row_begin <= r < row_end: the transposed product of some rows of w (MLA's absorbed query).
+ *   order   chain over r of fma(w, x, acc) from +0; w as above
+ *   shapes  x [n_tokens][row_end - row_begin], rows x_stride floats apart; y [n_tokens][cols], rows
+ *           y_stride floats apart
+ *   scratch TAMIS_LINEAR_T_SCRATCH floats, 64-byte aligned, private to the thread
+ *   class   ordered
+ */
+#define TAMIS_KERNEL_linear_t(F)                                                               \
     void F(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t n_tokens,     \
            const tamis_matrix *w, int64_t row_begin, int64_t row_end, float *scratch)
 /*
@@ -70,10 +84,22 @@
  */
 #define TAMIS_KERNEL_rmsnorm(F) void F(float *y, const float *x, const float *weight, int64_t n, float eps)
 /*
+ * layernorm: y[i] = fma(d[i] * s, weight[i], bias[i]), d[i] = x[i] - mean, mean = sum / n with
+ *   sum = lanes16 of acc + x, s = 1 / sqrt(ss / n + eps), ss = lanes16 of fma(d, d, acc), n as f32.
+ *   Lanes beyond n get acc + +0 and fma(+0, +0, acc). y may be x. ordered.
+ */
+#define TAMIS_KERNEL_layernorm(F) \
+    void F(float *y, const float *x, const float *weight, const float *bias, int64_t n, float eps)
+/*
  * rope: rotate n_pairs interleaved pairs in place, x[2i], x[2i+1] by (cos[i], sin[i]):
  *   y0 = fma(x0, cos, -(x1 * sin)), y1 = fma(x0, sin, x1 * cos); inverse uses -sin. ordered.
  */
 #define TAMIS_KERNEL_rope(F) \
+    void F(float *x, const float *cos, const float *sin, int64_t n_pairs, bool inverse)
+/*
+ * rope_halves: the same rotation of the pairs x[i], x[i + n_pairs] (half-split, "NeoX"). ordered.
+ */
+#define TAMIS_KERNEL_rope_halves(F) \
     void F(float *x, const float *cos, const float *sin, int64_t n_pairs, bool inverse)
 /*
  * pool: the compressor's softmax over slots, per channel.
@@ -164,11 +190,14 @@
 
 #define TAMIS_KERNEL_LIST(X) \
     X(linear)                \
+    X(linear_t)              \
     X(expand_row)            \
     X(widen)                 \
     X(narrow)                \
     X(rmsnorm)               \
+    X(layernorm)             \
     X(rope)                  \
+    X(rope_halves)           \
     X(pool)                  \
     X(pack_heads)            \
     X(index_score)           \

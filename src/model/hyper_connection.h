@@ -16,7 +16,7 @@
 
 #include "config/model_config.h"
 #include "ops/exec.h"
-#include "weights/v4_weights.h"
+#include "weights/model_weights.h"
 
 /* pre, post and C of one token: what z becomes in place. */
 static inline int32_t tamis_hc_num_coefs(const tamis_model_config *config)

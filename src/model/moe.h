@@ -19,7 +19,7 @@
 #include "core/arena.h"
 #include "ops/exec.h"
 #include "ops/linear.h"
-#include "weights/v4_weights.h"
+#include "weights/model_weights.h"
 
 /* Routing and activations of the layer that runs; T = max_tokens, K = num_experts_per_tok. */
 typedef struct tamis_moe {

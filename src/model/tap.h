@@ -8,14 +8,16 @@
 #include <stdint.h>
 
 typedef enum tamis_tap_stage {
-    TAMIS_TAP_ATTN_IN = 0,    /* f32 [hidden_size]: collapsed streams after attn_norm */
-    TAMIS_TAP_ATTN_OUT,       /* f32 [hidden_size]: output of wo_b */
-    TAMIS_TAP_TOPK,           /* int32 [index_topk]: ratio-4 layers, ascending, -1 padded */
+    TAMIS_TAP_ATTN_IN = 0,    /* f32 [hidden_size]: input of attention, after its norm */
+    TAMIS_TAP_ATTN_OUT,       /* f32 [hidden_size]: output of attention */
+    TAMIS_TAP_TOPK,           /* int32 [index_topk]: ascending, -1 padded; V4: ratio-4 layers */
+    TAMIS_TAP_INDEX_QUERY,    /* f32 [index_n_heads * index_head_dim]: rotated; V3.2, GLM */
+    TAMIS_TAP_INDEX_WEIGHTS,  /* f32 [index_n_heads]: scaled; V3.2, GLM */
     TAMIS_TAP_FFN_IN,         /* f32 [hidden_size] */
     TAMIS_TAP_FFN_OUT,        /* f32 [hidden_size]: routed + shared */
     TAMIS_TAP_EXPERTS,        /* int32 [num_experts_per_tok] */
     TAMIS_TAP_EXPERT_WEIGHTS, /* f32 [num_experts_per_tok], same order */
-    TAMIS_TAP_HIDDEN          /* f32 [hc_mult * hidden_size]: streams after the layer */
+    TAMIS_TAP_HIDDEN /* f32 [hidden_size], V4 [hc_mult * hidden_size]: residual after the layer */
 } tamis_tap_stage;
 
 /* Called on the stepping thread between stages; may read, must not keep the pointer. */

@@ -73,25 +73,25 @@ static void embed_thread(void *arg, int thread_idx, int n_threads)
 
 static bool run_attention(tamis_v4 *v4, int32_t i, const tamis_v4_step *step)
 {
-    const tamis_v4_layer_weights *w = &v4->weights->layers[i];
+    const tamis_layer_weights *w = &v4->weights->layers[i];
     const int32_t hidden = v4->config->hidden_size;
     if (!tamis_hc_collapse(&v4->exec, v4->config, &w->hc_attn, w->attn_norm, v4->streams,
                            step->n_tokens, v4->coefs, v4->x))
         return false;
     emit(v4, i, TAMIS_TAP_ATTN_IN, v4->x, step, hidden);
-    if (tamis_dsa_forward(&w->attn, i, step->plan, step->caches, v4->x, v4->v, v4->exec.team,
+    if (tamis_dsa_forward(&w->dsa, i, step->plan, step->caches, v4->x, v4->v, v4->exec.team,
                           NULL) != TAMIS_STATUS_OK)
         return false;
-    if (w->attn.config.compress_ratio == 4)
+    if (w->dsa.config.compress_ratio == 4)
         emit(v4, i, TAMIS_TAP_TOPK, tamis_dsa_plan_topk(step->plan), step,
-             w->attn.config.index_topk);
+             w->dsa.config.index_topk);
     emit(v4, i, TAMIS_TAP_ATTN_OUT, v4->v, step, hidden);
     return tamis_hc_expand(&v4->exec, v4->config, v4->coefs, v4->v, v4->streams, step->n_tokens);
 }
 
 static bool run_experts(tamis_v4 *v4, int32_t i, const tamis_v4_step *step)
 {
-    const tamis_v4_layer_weights *w = &v4->weights->layers[i];
+    const tamis_layer_weights *w = &v4->weights->layers[i];
     const int32_t hidden = v4->config->hidden_size, k = v4->config->num_experts_per_tok;
     if (!tamis_hc_collapse(&v4->exec, v4->config, &w->hc_ffn, w->ffn_norm, v4->streams,
                            step->n_tokens, v4->coefs, v4->x))

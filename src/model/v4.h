@@ -12,14 +12,14 @@
 #include "model/tap.h"
 
 /* What tamis_v4_forward returns: all is well, or the part in which a NaN or infinity came up: a
- * layer, or the embedding and the head (numbered as tamis_v4_weights_find_fault does). */
+ * layer, or the embedding and the head (numbered as tamis_weights_find_fault does). */
 #define TAMIS_V4_FINE       (-2)
 #define TAMIS_V4_FAULT_ENDS (-1)
 
 /* A model with its activations; T = max_tokens, R = max_logits, m = hc_mult. */
 typedef struct tamis_v4 {
     const tamis_model_config *config;
-    const tamis_v4_weights *weights;
+    const tamis_model_weights *weights;
     int32_t max_tokens, max_logits, n_threads;
     tamis_exec exec; /* team and kernels are the caller's to set */
     tamis_tap tap;

@@ -18,7 +18,7 @@ typedef struct tamis_index_job {
     const float *q;       /* [n_tokens][n_heads][head_dim] */
     const float *weights; /* [n_tokens][round_up(n_heads, 16)], zeros after n_heads */
     int32_t n_tokens, n_heads, head_dim, topk;
-    tamis_dtype dtype;    /* of the keys */
+    tamis_dtype dtype;                /* of the keys */
     const int32_t *visible;           /* [n_tokens] */
     const tamis_partition *partition; /* items: tokens, units: tamis_index_units */
     int32_t *out;                     /* [n_tokens][topk] ascending, then -1 */

@@ -45,9 +45,9 @@ static void linear_thread(void *arg, int thread_idx, int n_threads)
         if (cost > 0 && start + cost > from) {
             const int64_t begin = row_at(job, start, from), end = row_at(job, start, to);
             if (begin < end)
-                pass->exec->kernels->linear(job->y, job->y_stride, job->x, job->x_stride,
-                                            job->n_tokens, job->w, begin, end,
-                                            tamis_exec_scratch(pass->exec, thread_idx));
+                pass->exec->kernels->linear(job->y + (begin - job->row_begin), job->y_stride,
+                                            job->x, job->x_stride, job->n_tokens, job->w, begin,
+                                            end, tamis_exec_scratch(pass->exec, thread_idx));
         }
         start += cost;
     }
@@ -73,5 +73,28 @@ void tamis_linear_run(const tamis_exec *exec, const tamis_linear_job *jobs, int6
         pass.total_cost += row_cost(&jobs[i]) * (jobs[i].row_end - jobs[i].row_begin);
     if (pass.total_cost > 0)
         tamis_team_run_sized(exec->team, pass.total_cost > TAMIS_EXEC_SMALL_PASS, linear_thread,
+                             &pass);
+}
+
+static void linear_t_thread(void *arg, int thread_idx, int n_threads)
+{
+    const linear_pass *pass = arg;
+    int64_t begin, end;
+    tamis_team_range(pass->n_jobs, 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t i = begin; i < end; i++) {
+        const tamis_linear_job *job = &pass->jobs[i];
+        pass->exec->kernels->linear_t(job->y, job->y_stride, job->x, job->x_stride, job->n_tokens,
+                                      job->w, job->row_begin, job->row_end,
+                                      tamis_exec_scratch(pass->exec, thread_idx));
+    }
+}
+
+void tamis_linear_t_run(const tamis_exec *exec, const tamis_linear_job *jobs, int64_t n_jobs)
+{
+    linear_pass pass = {exec, jobs, n_jobs, 0};
+    for (int64_t i = 0; i < n_jobs; i++)
+        pass.total_cost += row_cost(&jobs[i]) * (jobs[i].row_end - jobs[i].row_begin);
+    if (pass.total_cost > 0)
+        tamis_team_run_sized(exec->team, pass.total_cost > TAMIS_EXEC_SMALL_PASS, linear_t_thread,
                              &pass);
 }

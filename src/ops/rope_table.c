@@ -43,3 +43,10 @@ void tamis_rope_row(float *cos, float *sin, const float *freq, int32_t n_pairs, 
         tamis_math_sincos(angle, &sin[i], &cos[i]);
     }
 }
+
+void tamis_rope_rows(float *cos, float *sin, const float *freq, int32_t n_pairs, const int32_t *pos,
+                     int32_t n, int32_t step)
+{
+    for (int64_t i = 0; i < n; i++)
+        tamis_rope_row(cos + i * n_pairs, sin + i * n_pairs, freq, n_pairs, pos[i] * step);
+}

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "tamis/dsa.h"
+#include "tamis/attention.h"
 
 /*
  * freq[i], i < rope_dim / 2: theta^(-2i / rope_dim); with YaRN, frequencies that turn less than
@@ -16,5 +16,8 @@ void tamis_rope_frequencies(float *freq, int32_t rope_dim, const tamis_rope_conf
 
 /* cos, sin [rope_dim / 2] of one position: angle = (float)pos * freq in f32, then exact sincos. */
 void tamis_rope_row(float *cos, float *sin, const float *freq, int32_t n_pairs, int32_t pos);
+/* cos, sin [n][n_pairs]: rows of the positions pos[i] * step. */
+void tamis_rope_rows(float *cos, float *sin, const float *freq, int32_t n_pairs, const int32_t *pos,
+                     int32_t n, int32_t step);
 
 #endif

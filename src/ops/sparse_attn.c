@@ -64,7 +64,7 @@ typedef struct attn_pass {
 
 static float *output_of(const tamis_attn_job *job, int32_t token)
 {
-    return job->o + (int64_t)token * job->num_heads * job->value_dim;
+    return job->o + token * job->o_stride;
 }
 
 static void run_chunk(const attn_pass *pass, const attn_scratch *s, int32_t token, int32_t chunk,
@@ -105,7 +105,8 @@ static void finish_heads(const attn_pass *pass, int32_t token, float *m, float *
 {
     const tamis_attn_job *job = pass->job;
     float *o = output_of(job, token);
-    pass->exec->kernels->attn_finish(o + (int64_t)h * job->value_dim, job->value_dim, NULL, m, l,
+    float *lse = job->lse == NULL ? NULL : job->lse + (int64_t)token * job->num_heads + h;
+    pass->exec->kernels->attn_finish(o + (int64_t)h * job->value_dim, job->value_dim, lse, m, l,
                                      job->sink == NULL ? NULL : job->sink + h, n, job->value_dim);
     if (job->done != NULL)
         job->done(job->user, token, o, h, h + n);

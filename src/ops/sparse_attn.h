@@ -14,16 +14,20 @@
 #include "ops/exec.h"
 
 typedef struct tamis_attn_job {
-    const float *q;       /* [n_tokens][num_heads][head_dim] */
-    float *o;             /* [n_tokens][num_heads][value_dim]; may be q if value_dim == head_dim */
+    const float *q; /* [n_tokens][num_heads][head_dim] */
+    float *o;       /* [n_tokens][num_heads][value_dim], tokens o_stride floats apart; may be
+                       q if o_stride is q's num_heads * head_dim */
+    int64_t o_stride;
+    float *lse; /* [n_tokens][num_heads] or NULL: log of the sum of exponentials, sink
+                   included; -inf where there is neither row nor sink */
     int32_t n_tokens, num_heads, head_dim, value_dim;
-    tamis_dtype dtype;    /* of the rows: F32 or BF16 */
+    tamis_dtype dtype; /* of the rows: F32 or BF16 */
     float scale;
-    const float *sink;    /* [num_heads] or NULL */
+    const float *sink;                /* [num_heads] or NULL */
     const tamis_partition *partition; /* items: tokens, units: chunks of their lists */
     const int32_t *list_len;          /* [n_tokens] */
-    float *partials; /* chunks of tokens that several threads share: tamis_attn_partial_floats */
-    int32_t max_chunks;               /* of one list, as given to tamis_attn_partial_floats */
+    float *partials;    /* chunks of tokens that several threads share: tamis_attn_partial_floats */
+    int32_t max_chunks; /* of one list, as given to tamis_attn_partial_floats */
     /* Pointers of list entries first .. first + n - 1 (n <= TAMIS_ATTN_CHUNK) that are there, in
      * order; returns their number. */
     int32_t (*rows)(const void *user, int32_t token, int32_t first, int32_t n, const void **out);

@@ -18,16 +18,19 @@ typedef struct tamis_candidate {
 typedef struct tamis_topk {
     tamis_candidate *items; /* [capacity], the caller's */
     int32_t k, n, capacity;
-    float threshold;        /* score of the k-th best so far; NaN while fewer than k are known */
+    float threshold; /* score of the k-th best so far; NaN while fewer than k are known */
 } tamis_topk;
 
 /* Candidates the caller provides for a given k. */
-static inline int32_t tamis_topk_capacity(int32_t k) { return 3 * k + 2 * TAMIS_TOPK_BLOCK; }
+static inline int32_t tamis_topk_capacity(int32_t k)
+{
+    return 3 * k + 2 * TAMIS_TOPK_BLOCK;
+}
 
 void tamis_topk_init(tamis_topk *topk, tamis_candidate *items, int32_t k);
 /* Scores of ids first_id .. first_id + n - 1, n <= TAMIS_TOPK_BLOCK; ids ascend over the pushes. */
-void tamis_topk_push(tamis_topk *topk, const tamis_kernels *kernels, const float *scores,
-                     int32_t n, int32_t first_id);
+void tamis_topk_push(tamis_topk *topk, const tamis_kernels *kernels, const float *scores, int32_t n,
+                     int32_t first_id);
 /* Reduce to the k best (fewer if fewer were pushed), in no particular order. */
 void tamis_topk_reduce(tamis_topk *topk);
 /* Take over what another selection of later ids found (reduced: at most k items). */

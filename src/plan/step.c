@@ -45,7 +45,7 @@ static tamis_status check_request(tamis_step *step, const tamis_batch *batch, in
                                   tamis_error *err)
 {
     const int32_t n_new = batch->query_start_loc[req + 1] - batch->query_start_loc[req];
-    const int32_t seq_len = batch->seq_lens[req], slot = batch->slots[req];
+    const int32_t seq_len = batch->seq_lens[req];
     if (seq_len < n_new)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "request %d: seq_len is %d, must be at least its %d new tokens", req,
@@ -53,6 +53,16 @@ static tamis_status check_request(tamis_step *step, const tamis_batch *batch, in
     if (seq_len > step->max_model_len)
         return tamis_fail(err, TAMIS_STATUS_LIMIT, "request %d: seq_len is %d, allowed 0..%d", req,
                           seq_len, step->max_model_len);
+    return TAMIS_STATUS_OK;
+}
+
+/* Steps over layers without rings have no slots. */
+static tamis_status take_slot(tamis_step *step, const tamis_batch *batch, int32_t req,
+                              tamis_error *err)
+{
+    if (step->n_slots == 0)
+        return TAMIS_STATUS_OK;
+    const int32_t slot = batch->slots[req];
     if (slot < 0 || slot >= step->n_slots)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "request %d: slot is %d, allowed 0..%d", req,
                           slot, step->n_slots - 1);
@@ -60,6 +70,7 @@ static tamis_status check_request(tamis_step *step, const tamis_batch *batch, in
         return tamis_fail(err, TAMIS_STATUS_INVALID, "request %d: slot %d belongs to request %d",
                           req, slot, step->slot_owner[slot]);
     step->slot_owner[slot] = req;
+    step->slot[req] = slot;
     return TAMIS_STATUS_OK;
 }
 
@@ -87,12 +98,12 @@ static tamis_status add_request(tamis_step *step, const tamis_batch *batch, int3
                                 tamis_error *err)
 {
     TAMIS_TRY(check_request(step, batch, req, err));
+    TAMIS_TRY(take_slot(step, batch, req, err));
     TAMIS_TRY(copy_table(step, batch, req, err));
     const int32_t begin = batch->query_start_loc[req], end = batch->query_start_loc[req + 1];
     step->query_start[req + 1] = end;
     step->seq_len[req] = batch->seq_lens[req];
     step->start_pos[req] = batch->seq_lens[req] - (end - begin);
-    step->slot[req] = batch->slots[req];
     for (int32_t i = begin; i < end; i++) {
         step->tok_req[i] = req;
         step->tok_pos[i] = step->start_pos[req] + (i - begin);

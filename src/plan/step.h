@@ -11,7 +11,8 @@
 typedef struct tamis_step {
     /* limits, fixed at open */
     int32_t max_tokens, max_reqs, max_model_len;
-    int32_t block_tokens, n_blocks, n_slots;
+    int32_t block_tokens, n_blocks;
+    int32_t n_slots;     /* 0: the layers have no rings, slots are not read */
     int32_t table_width; /* blocks of a sequence of max_model_len */
     /* the step */
     int32_t n_tokens, n_reqs;

@@ -50,8 +50,8 @@ static bool find_in_tensor(const tamis_tensor *tensor, tamis_weight_fault *out)
     return false;
 }
 
-bool tamis_v4_weights_find_fault(tamis_checkpoint *checkpoint, int32_t layer,
-                                 tamis_weight_fault *out)
+bool tamis_weights_find_fault(tamis_checkpoint *checkpoint, const tamis_model_config *config,
+                              int32_t layer, tamis_weight_fault *out)
 {
     const int32_t n = tamis_checkpoint_num_tensors(checkpoint);
     for (int32_t i = 0; i < n; i++) {

@@ -2,6 +2,7 @@
 #ifndef TAMIS_WEIGHTS_WEIGHT_FAULT_H
 #define TAMIS_WEIGHTS_WEIGHT_FAULT_H
 
+#include "config/model_config.h"
 #include "weights/checkpoint.h"
 
 typedef struct tamis_weight_fault {
@@ -15,7 +16,7 @@ typedef struct tamis_weight_fault {
  * and NaN or infinite floats; the first in file order is reported. Reads the whole layer: slow.
  * false: nothing found.
  */
-bool tamis_v4_weights_find_fault(tamis_checkpoint *checkpoint, int32_t layer,
-                                 tamis_weight_fault *out);
+bool tamis_weights_find_fault(tamis_checkpoint *checkpoint, const tamis_model_config *config,
+                              int32_t layer, tamis_weight_fault *out);
 
 #endif

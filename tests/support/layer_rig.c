@@ -139,9 +139,9 @@ double *test_widened(const float *x, int64_t n)
 
 /* ---------------------------------------------------------------- rig */
 
-tamis_dsa_cache_params test_rig_params(int32_t max_len)
+tamis_cache_params test_rig_params(int32_t max_len)
 {
-    tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
+    tamis_cache_params params = tamis_cache_params_default();
     params.kv_cache_dtype = TAMIS_DTYPE_F32;
     params.num_slots = 8;
     params.num_blocks = 1 + 8 * ((max_len + params.block_tokens - 1) / params.block_tokens);
@@ -149,7 +149,7 @@ tamis_dsa_cache_params test_rig_params(int32_t max_len)
 }
 
 test_rig test_rig_open(const tamis_dsa_layer *layers, int32_t n_layers,
-                       const tamis_dsa_cache_params *params, int32_t max_len, int n_threads)
+                       const tamis_cache_params *params, int32_t max_len, int n_threads)
 {
     test_rig rig = {.layers = layers, .n_layers = n_layers, .max_len = max_len, .params = *params};
     tamis_dsa_config configs[4];
@@ -159,7 +159,7 @@ test_rig test_rig_open(const tamis_dsa_layer *layers, int32_t n_layers,
         configs[i] = layers[i].config;
         test_must(tamis_dsa_layer_check(&layers[i], &err), &err, "check layer");
     }
-    tamis_dsa_plan_params plan = tamis_dsa_plan_params_default();
+    tamis_plan_params plan = tamis_plan_params_default();
     plan.max_num_batched_tokens = 2 * max_len;
     plan.max_num_seqs = params->num_slots;
     plan.max_model_len = max_len;
@@ -204,7 +204,7 @@ static void fill_row(const tamis_cache *cache, uint8_t *row, float value)
 
 void test_rig_poison(test_rig *rig, float value)
 {
-    const tamis_cache_store *store = &rig->caches->store;
+    const tamis_cache_store *store = &rig->caches->base.store;
     for (int32_t i = 0; i < store->n_caches; i++) {
         const tamis_cache *cache = &store->caches[i];
         const bool is_ring = cache->desc.life == TAMIS_CACHE_RING;

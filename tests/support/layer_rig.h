@@ -34,7 +34,7 @@ typedef struct test_rig_seq {
 typedef struct test_rig {
     const tamis_dsa_layer *layers; /* [n_layers] */
     int32_t n_layers, max_len;
-    tamis_dsa_cache_params params;
+    tamis_cache_params params;
     tamis_dsa_caches *caches;
     tamis_dsa_plan *plan;
     tamis_team *team;
@@ -42,9 +42,9 @@ typedef struct test_rig {
 } test_rig;
 
 /* Default parameters: f32 caches, 8 slots, blocks for 8 sequences of max_len tokens. */
-tamis_dsa_cache_params test_rig_params(int32_t max_len);
+tamis_cache_params test_rig_params(int32_t max_len);
 test_rig test_rig_open(const tamis_dsa_layer *layers, int32_t n_layers,
-                       const tamis_dsa_cache_params *params, int32_t max_len, int n_threads);
+                       const tamis_cache_params *params, int32_t max_len, int n_threads);
 void test_rig_close(test_rig *rig);
 /* The next free slot, cleared, with blocks for max_len tokens. */
 test_rig_seq test_rig_seq_open(test_rig *rig);

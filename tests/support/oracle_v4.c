@@ -259,13 +259,13 @@ oracle_v4 oracle_v4_open(const char *dir)
     tamis_error err;
     stop_on(tamis_model_config_read(&model.config, dir, &err), &err);
     stop_on(tamis_checkpoint_open(&model.checkpoint, dir, &err), &err);
-    stop_on(tamis_v4_weights_bind(&model.weights, model.checkpoint, &model.config, &err), &err);
+    stop_on(tamis_model_weights_bind(&model.weights, model.checkpoint, &model.config, &err), &err);
     return model;
 }
 
 void oracle_v4_close(oracle_v4 *model)
 {
-    tamis_v4_weights_free(&model->weights);
+    tamis_model_weights_free(&model->weights);
     tamis_checkpoint_close(&model->checkpoint);
 }
 
@@ -310,7 +310,7 @@ static void run_layer(oracle_v4_run *run, int32_t i, double *streams, const int3
                       const oracle_v4 *model, const oracle_attention_options *options)
 {
     const tamis_model_config *config = &model->config;
-    const tamis_v4_layer_weights *w = &model->weights->layers[i];
+    const tamis_layer_weights *w = &model->weights->layers[i];
     const int64_t size = (int64_t)run->n * config->hidden_size;
     const int64_t n_chosen = (int64_t)run->n * config->num_experts_per_tok;
     oracle_v4_layer *layer = &run->layers[i];
@@ -322,7 +322,7 @@ static void run_layer(oracle_v4_run *run, int32_t i, double *streams, const int3
     layer->expert_weights = take(n_chosen, sizeof(double));
 
     site s = site_enter(layer->attn_in, streams, &w->hc_attn, w->attn_norm, config, run->n);
-    layer->attn = oracle_attention_run(&w->attn, layer->attn_in, run->n, options);
+    layer->attn = oracle_attention_run(&w->dsa, layer->attn_in, run->n, options);
     run->index_margin = fmin(run->index_margin, layer->attn.index_margin);
     site_leave(&s, streams, layer->attn.out, config, run->n);
 
@@ -374,7 +374,7 @@ oracle_v4_run oracle_v4_forward(const oracle_v4 *model, const int32_t *ids, int3
     const int32_t *last_topk = NULL; /* of the nearest earlier layer that chose */
     for (int32_t i = 0; i < n_layers; i++) {
         const oracle_attention_options options = {
-            .given_topk = model->weights->layers[i].attn.config.reuse_topk ? last_topk : NULL,
+            .given_topk = model->weights->layers[i].dsa.config.reuse_topk ? last_topk : NULL,
             .bf16_rows = bf16_rows};
         run_layer(&run, i, streams, ids, model, &options);
         last_topk = run.layers[i].attn.topk != NULL ? run.layers[i].attn.topk : last_topk;

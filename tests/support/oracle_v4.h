@@ -11,7 +11,7 @@
 #define TAMIS_TEST_ORACLE_V4_H
 
 #include "config/model_config.h"
-#include "weights/v4_weights.h"
+#include "weights/model_weights.h"
 
 /* ---------------------------------------------------------------- one attention layer */
 
@@ -51,7 +51,7 @@ void oracle_rmsnorm(double *y, const double *x, const float *weight, int64_t n, 
 typedef struct oracle_v4 {
     tamis_model_config config;
     tamis_checkpoint *checkpoint;
-    tamis_v4_weights *weights;
+    tamis_model_weights *weights;
 } oracle_v4;
 
 oracle_v4 oracle_v4_open(const char *dir);

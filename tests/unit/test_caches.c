@@ -94,12 +94,12 @@ static void test_addresses(void **state)
 {
     (void)state;
     const tamis_dsa_config layers[3] = {layer_of(0), layer_of(4), layer_of(128)};
-    tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
+    tamis_cache_params params = tamis_cache_params_default();
     params.num_blocks = 3;
     params.num_slots = 2;
     params.block_pad_bytes = 64;
     tamis_dsa_caches *caches;
-    tamis_dsa_cache_bytes bytes;
+    tamis_cache_bytes bytes;
     assert_int_equal(tamis_dsa_caches_measure(layers, 3, &params, &bytes, NULL), TAMIS_STATUS_OK);
     const size_t before = tamis_mem_in_use(TAMIS_MEM_CACHES);
     assert_int_equal(tamis_dsa_caches_open(&caches, layers, 3, &params, NULL), TAMIS_STATUS_OK);
@@ -109,8 +109,8 @@ static void test_addresses(void **state)
     uint8_t mark = 0;
     for (int pass = 0; pass < 2; pass++) {
         mark = 0;
-        for (int32_t i = 0; i < caches->store.n_caches; i++) {
-            const tamis_cache *cache = &caches->store.caches[i];
+        for (int32_t i = 0; i < caches->base.store.n_caches; i++) {
+            const tamis_cache *cache = &caches->base.store.caches[i];
             const int32_t n = cache->desc.life == TAMIS_CACHE_PAGED ? 3 : 2;
             for (int32_t unit = 0; unit < n; unit++)
                 for (int32_t row = 0; row < cache->desc.rows; row++) {
@@ -139,13 +139,13 @@ static void test_copy_and_clear(void **state)
 {
     (void)state;
     const tamis_dsa_config layers[2] = {layer_of(4), layer_of(128)};
-    tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
+    tamis_cache_params params = tamis_cache_params_default();
     params.num_blocks = 4;
     params.num_slots = 3;
     tamis_dsa_caches *caches;
     assert_int_equal(tamis_dsa_caches_open(&caches, layers, 2, &params, NULL), TAMIS_STATUS_OK);
-    for (int32_t i = 0; i < caches->store.n_caches; i++) {
-        const tamis_cache *cache = &caches->store.caches[i];
+    for (int32_t i = 0; i < caches->base.store.n_caches; i++) {
+        const tamis_cache *cache = &caches->base.store.caches[i];
         const int32_t n = cache->desc.life == TAMIS_CACHE_PAGED ? 4 : 3;
         for (int32_t unit = 0; unit < n; unit++)
             memset(cache->base + unit * cache->stride, 10 * unit + 1, (size_t)cache->stride);
@@ -153,8 +153,8 @@ static void test_copy_and_clear(void **state)
     tamis_dsa_caches_copy_block(caches, 2, 3);
     tamis_dsa_caches_copy_slot(caches, 0, 2);
     tamis_dsa_caches_clear_slot(caches, 1);
-    for (int32_t i = 0; i < caches->store.n_caches; i++) {
-        const tamis_cache *cache = &caches->store.caches[i];
+    for (int32_t i = 0; i < caches->base.store.n_caches; i++) {
+        const tamis_cache *cache = &caches->base.store.caches[i];
         const bool is_paged = cache->desc.life == TAMIS_CACHE_PAGED;
         const uint8_t expected[4] = {is_paged ? 1 : 21, is_paged ? 11 : 0, is_paged ? 31 : 21, 31};
         for (int32_t unit = 0; unit < (is_paged ? 4 : 3); unit++)
@@ -164,7 +164,7 @@ static void test_copy_and_clear(void **state)
     tamis_dsa_caches_close(&caches);
 }
 
-static void expect_refused(tamis_dsa_cache_params params, tamis_status status, const char *part)
+static void expect_refused(tamis_cache_params params, tamis_status status, const char *part)
 {
     const tamis_dsa_config layer = layer_of(4);
     tamis_dsa_caches *caches;
@@ -178,8 +178,8 @@ static void expect_refused(tamis_dsa_cache_params params, tamis_status status, c
 static void test_bad_params(void **state)
 {
     (void)state;
-    const tamis_dsa_cache_params good = tamis_dsa_cache_params_default();
-    tamis_dsa_cache_params p = good;
+    const tamis_cache_params good = tamis_cache_params_default();
+    tamis_cache_params p = good;
     p.block_tokens = 200;
     expect_refused(p, TAMIS_STATUS_INVALID, "block_tokens is 200");
     p = good;
@@ -203,7 +203,7 @@ static void test_refused_allocation(void **state)
 {
     (void)state;
     const tamis_dsa_config layers[2] = {layer_of(4), layer_of(128)};
-    const tamis_dsa_cache_params params = tamis_dsa_cache_params_default();
+    const tamis_cache_params params = tamis_cache_params_default();
     size_t before[TAMIS_NUM_MEM_KINDS];
     for (int kind = 0; kind < TAMIS_NUM_MEM_KINDS; kind++)
         before[kind] = tamis_mem_in_use((tamis_mem_kind)kind);

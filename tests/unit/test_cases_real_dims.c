@@ -83,7 +83,7 @@ static void check_real_dims(int32_t ratio, tamis_dtype matrix_dtype)
     test_rng rng = test_rng_start("real dimensions", 21 + (uint64_t)ratio);
     const tamis_dsa_config c = real_config(ratio);
     test_layer layer = test_layer_random(&c, matrix_dtype, &rng);
-    const tamis_dsa_cache_params params = test_rig_params(N);
+    const tamis_cache_params params = test_rig_params(N);
     test_rig rig = test_rig_open(&layer.layer, 1, &params, N, 2);
     test_rig_seq seq = test_rig_seq_open(&rig);
     float *x = test_inputs(N, c.hidden_size, &rng);

@@ -57,7 +57,7 @@ static void case_01_c4_prefill_then_decode(void **state)
     test_rng rng = test_rng_start("case 1", 1);
     const tamis_dsa_config c = test_odd_config(4);
     test_layer layer = test_layer_random(&c, TAMIS_DTYPE_BF16, &rng);
-    const tamis_dsa_cache_params params = test_rig_params(32);
+    const tamis_cache_params params = test_rig_params(32);
     test_rig rig = test_rig_open(&layer.layer, 1, &params, 32, 1);
     float *x = test_inputs(12, c.hidden_size, &rng);
     float *whole = take_rows(12, c.hidden_size), *cut = take_rows(12, c.hidden_size);
@@ -92,7 +92,7 @@ static void case_01_c4_lengths_1_to_12(void **state)
     test_rng rng = test_rng_start("case 1, lengths", 2);
     const tamis_dsa_config c = test_odd_config(4);
     test_layer layer = test_layer_random(&c, TAMIS_DTYPE_F32, &rng);
-    const tamis_dsa_cache_params params = test_rig_params(32);
+    const tamis_cache_params params = test_rig_params(32);
     float *x = test_inputs(12, c.hidden_size, &rng), *out = take_rows(12, c.hidden_size);
     double *wide = test_widened(x, 12 * c.hidden_size);
     for (int32_t n = 1; n <= 12; n++) {
@@ -118,7 +118,7 @@ static void case_01_first_row_has_no_predecessor(void **state)
 {
     (void)state;
     const tamis_dsa_config c = test_odd_config(4);
-    const tamis_dsa_cache_params params = test_rig_params(32);
+    const tamis_cache_params params = test_rig_params(32);
     float *rows[2][2];
     for (int turn = 0; turn < 2; turn++) {
         test_rng rng = test_rng_start("case 1, first row", 3);
@@ -154,7 +154,7 @@ static void check_pair(int32_t ratio, int32_t n_a, int32_t n_b, float poison, ui
     const tamis_dsa_config c = test_odd_config(ratio);
     test_layer layer = test_layer_random(&c, TAMIS_DTYPE_F32, &rng);
     const int32_t hidden = c.hidden_size, longest = n_a > n_b ? n_a : n_b;
-    const tamis_dsa_cache_params params = test_rig_params(longest);
+    const tamis_cache_params params = test_rig_params(longest);
     float *x = test_inputs(n_a + n_b, hidden, &rng), *both = take_rows(n_a + n_b, hidden);
     test_rig rig = test_rig_open(&layer.layer, 1, &params, longest, 2);
     test_rig_seq a = test_rig_seq_open(&rig), b = test_rig_seq_open(&rig);
@@ -212,7 +212,7 @@ static void check_counts(int32_t ratio)
     tamis_dsa_config c = test_odd_config(ratio);
     c.sliding_window = 128;
     test_layer layer = test_layer_random(&c, TAMIS_DTYPE_F32, &rng);
-    const tamis_dsa_cache_params params = test_rig_params(304);
+    const tamis_cache_params params = test_rig_params(304);
     float *x = test_inputs(300, c.hidden_size, &rng), *out = take_rows(300, c.hidden_size);
     test_rig rig = test_rig_open(&layer.layer, 1, &params, 304, 1);
     test_rig_seq seq = test_rig_seq_open(&rig);
@@ -250,7 +250,7 @@ static void check_far(int32_t ratio, int32_t n, const tamis_rope_config *wrong, 
     tamis_dsa_config c = test_odd_config(ratio);
     c.index_topk = 8;
     test_layer layer = test_layer_random(&c, TAMIS_DTYPE_F32, &rng);
-    const tamis_dsa_cache_params params = test_rig_params(n);
+    const tamis_cache_params params = test_rig_params(n);
     const int32_t hidden = c.hidden_size;
     float *x = test_inputs(n, hidden, &rng), *out = take_rows(n, hidden);
     double *wide = test_widened(x, (int64_t)n * hidden);
@@ -306,7 +306,7 @@ static void case_06_yarn_on_compressed_layers(void **state)
 static int32_t *selections(const test_layer *layer, const float *x, const int32_t *cuts, int n_cuts)
 {
     const tamis_dsa_config *c = &layer->layer.config;
-    const tamis_dsa_cache_params params = test_rig_params(256);
+    const tamis_cache_params params = test_rig_params(256);
     test_rig rig = test_rig_open(&layer->layer, 1, &params, 256, 1);
     test_rig_seq seq = test_rig_seq_open(&rig);
     float *out = take_rows(256, c->hidden_size);
@@ -397,7 +397,7 @@ static void case_10_one_key_layout(void **state)
     float *x = test_inputs(260, c.hidden_size, &rng), *out = take_rows(260, c.hidden_size);
     double *wide = test_widened(x, 260 * c.hidden_size);
     oracle_attention oracle = oracle_attention_run(&layer.layer, wide, 260, NULL);
-    const tamis_dsa_cache_params params = test_rig_params(260);
+    const tamis_cache_params params = test_rig_params(260);
     test_rig rig = test_rig_open(&layer.layer, 1, &params, 260, 1);
     test_rig_seq seq = test_rig_seq_open(&rig);
     test_rig_feed(&rig, &seq, x, 260, 100, out);
@@ -431,7 +431,7 @@ static void check_given(int32_t topk, const int32_t *given, int32_t n, uint64_t 
     c.reuse_topk = true;
     test_layer second = test_layer_random(&c, TAMIS_DTYPE_F32, &rng);
     const tamis_dsa_layer layers[] = {first.layer, second.layer};
-    const tamis_dsa_cache_params params = test_rig_params(n);
+    const tamis_cache_params params = test_rig_params(n);
     test_rig rig = test_rig_open(layers, 2, &params, n, 2);
     test_rig_seq seq = test_rig_seq_open(&rig), *seqs[] = {&seq};
     float *x = test_inputs(n, c.hidden_size, &rng), *out = take_rows(n, c.hidden_size);
@@ -502,7 +502,7 @@ static void check_stride(int32_t ratio, tamis_dtype kv_dtype)
     float *out[3];
     static const int32_t pads[] = {0, 64, 4096};
     for (int i = 0; i < 3; i++) {
-        tamis_dsa_cache_params params = test_rig_params(N);
+        tamis_cache_params params = test_rig_params(N);
         params.kv_cache_dtype = kv_dtype;
         params.block_pad_bytes = pads[i];
         params.block_tokens = 128;
@@ -540,7 +540,7 @@ static void check_rounding(int32_t ratio)
     tamis_dsa_config c = test_odd_config(ratio);
     c.index_topk = 40; /* all visible: a selection must not hang on rounding here */
     test_layer layer = test_layer_random(&c, TAMIS_DTYPE_F32, &rng);
-    tamis_dsa_cache_params params = test_rig_params(N);
+    tamis_cache_params params = test_rig_params(N);
     params.kv_cache_dtype = TAMIS_DTYPE_BF16;
     test_rig rig = test_rig_open(&layer.layer, 1, &params, N, 1);
     test_rig_seq seq = test_rig_seq_open(&rig);

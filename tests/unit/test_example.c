@@ -20,7 +20,7 @@ enum { N_TOKENS = 300 };
 static void compare_layer(const test_engine *e, const test_capture *capture, int32_t layer,
                           tamis_dtype kv_cache_dtype, const char *what)
 {
-    const tamis_dsa_layer *weights = &e->model->weights->layers[layer].attn;
+    const tamis_dsa_layer *weights = &e->model->weights->layers[layer].dsa;
     const int32_t hidden = e->info->hidden_size, cuts[4] = {0, 1, 129, N_TOKENS};
     const float *x = test_capture_f32(capture, layer, TAMIS_TAP_ATTN_IN, 0);
     const float *want = test_capture_f32(capture, layer, TAMIS_TAP_ATTN_OUT, 0);

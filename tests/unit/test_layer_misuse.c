@@ -33,7 +33,7 @@ static void test_forward(void **state)
     const tamis_dsa_config config = test_odd_config(4);
     assert_int_equal(config.hidden_size, HIDDEN);
     test_layer layer = test_layer_random(&config, TAMIS_DTYPE_F32, &rng);
-    const tamis_dsa_cache_params params = test_rig_params(64);
+    const tamis_cache_params params = test_rig_params(64);
     test_rig rig = test_rig_open(&layer.layer, 1, &params, 64, 2);
     test_rig other = test_rig_open(&layer.layer, 1, &params, 64, 1);
     test_rig_seq seq = test_rig_seq_open(&rig), *seqs[1] = {&seq};
@@ -83,7 +83,7 @@ static void test_measure(void **state)
 {
     (void)state;
     const tamis_dsa_config config = test_odd_config(128);
-    tamis_dsa_plan_params params = tamis_dsa_plan_params_default();
+    tamis_plan_params params = tamis_plan_params_default();
     uint64_t bytes = 77;
     tamis_error err;
     assert_int_equal(tamis_dsa_plan_measure(&config, 1, &params, TAMIS_DTYPE_BF16, 0, &bytes, &err),

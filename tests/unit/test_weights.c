@@ -32,7 +32,7 @@ static void test_golden_folders(void **state)
         assert_int_equal(b.weights->widened_bytes, in_memory);
         test_unbind(&b);
         assert_int_equal(tamis_mem_in_use(TAMIS_MEM_WEIGHTS), 0);
-        tamis_v4_weights_free(&b.weights); /* NULL is fine */
+        tamis_model_weights_free(&b.weights); /* NULL is fine */
     }
 }
 
@@ -40,10 +40,10 @@ static void test_matrix_of_the_flash_folder(void **state)
 {
     (void)state;
     test_bound b = test_bind_ok(FLASH_FP8, NULL);
-    const tamis_v4_layer_weights *layer = &b.weights->layers[2];
+    const tamis_layer_weights *layer = &b.weights->layers[2];
     const tamis_tensor *data = tamis_checkpoint_find(b.checkpoint, "layers.2.attn.wq_b.weight");
     const tamis_tensor *scale = tamis_checkpoint_find(b.checkpoint, "layers.2.attn.wq_b.scale");
-    const tamis_matrix *w = &layer->attn.weights.wq_b;
+    const tamis_matrix *w = &layer->dsa.weights.wq_b;
     assert_int_equal(w->dtype, TAMIS_DTYPE_F8_E4M3);
     assert_int_equal(w->rows, 256);
     assert_int_equal(w->cols, 64);
@@ -67,15 +67,15 @@ static void test_matrix_of_the_flash_folder(void **state)
     assert_null(w->scale);
     assert_int_equal(w->row_bytes, 2 * 96);
     assert_int_equal(layer->hc_attn.fn.dtype, TAMIS_DTYPE_F32);
-    assert_int_equal(layer->attn.config.compress_ratio, 4);
+    assert_int_equal(layer->dsa.config.compress_ratio, 4);
     /* Hash layers have a table and no bias, learned ones the opposite. */
     for (int32_t i = 0; i < 5; i++) {
         const tamis_moe_weights *moe = &b.weights->layers[i].moe;
         assert_int_equal(moe->tid2eid != NULL, i < 3);
         assert_int_equal(moe->bias != NULL, i >= 3);
     }
-    assert_null(b.weights->layers[0].attn.weights.compressor.ape);
-    assert_null(b.weights->layers[3].attn.weights.index_wq_b.data);
+    assert_null(b.weights->layers[0].dsa.weights.compressor.ape);
+    assert_null(b.weights->layers[3].dsa.weights.index_wq_b.data);
     test_unbind(&b);
 }
 
@@ -130,7 +130,7 @@ static void test_slow_decode(void **state)
     for (int d = 0; d < 2; d++) {
         test_bound b = test_bind_ok(dirs[d], NULL);
         for (int32_t i = 0; i < b.weights->n_layers; i++) {
-            const tamis_dsa_weights *attn = &b.weights->layers[i].attn.weights;
+            const tamis_dsa_weights *attn = &b.weights->layers[i].dsa.weights;
             const tamis_moe_weights *moe = &b.weights->layers[i].moe;
             const struct {
                 const char *rest;
@@ -494,10 +494,10 @@ static void test_reused_selection(void **state)
             test_items_drop(&items, &items.items[i]);
     test_items_write(&items, dir);
     test_bound b = test_bind_ok(dir, &items.config);
-    assert_true(b.weights->layers[4].attn.config.reuse_topk);
-    assert_null(b.weights->layers[4].attn.weights.index_wq_b.data);
-    assert_non_null(b.weights->layers[4].attn.weights.compressor.ape);
-    assert_non_null(b.weights->layers[2].attn.weights.index_wq_b.data);
+    assert_true(b.weights->layers[4].dsa.config.reuse_topk);
+    assert_null(b.weights->layers[4].dsa.weights.index_wq_b.data);
+    assert_non_null(b.weights->layers[4].dsa.weights.compressor.ape);
+    assert_non_null(b.weights->layers[2].dsa.weights.index_wq_b.data);
     test_unbind(&b);
     items.config.reuse_topk[4] = false;
     test_expect_refused(&items, TAMIS_STATUS_FORMAT, "layers.4.attn.indexer", "missing");
@@ -552,12 +552,12 @@ static void test_no_or_more_shared_experts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_folders),   cmocka_unit_test(test_matrix_of_the_flash_folder),
-        cmocka_unit_test(test_slow_decode),      cmocka_unit_test(test_e8m0_values),
-        cmocka_unit_test(test_three_spellings),  cmocka_unit_test(test_scale_names),
-        cmocka_unit_test(test_scale_dtypes),     cmocka_unit_test(test_float_dtypes),
-        cmocka_unit_test(test_stacked_experts),  cmocka_unit_test(test_unused_tensors),
-        cmocka_unit_test(test_reused_selection), cmocka_unit_test(test_no_or_more_shared_experts),
+        cmocka_unit_test(test_golden_folders),    cmocka_unit_test(test_matrix_of_the_flash_folder),
+        cmocka_unit_test(test_slow_decode),       cmocka_unit_test(test_e8m0_values),
+        cmocka_unit_test(test_three_spellings),   cmocka_unit_test(test_scale_names),
+        cmocka_unit_test(test_scale_dtypes),      cmocka_unit_test(test_float_dtypes),
+        cmocka_unit_test(test_stacked_experts),   cmocka_unit_test(test_unused_tensors),
+        cmocka_unit_test(test_reused_selection),  cmocka_unit_test(test_no_or_more_shared_experts),
         cmocka_unit_test(test_left_over_tensors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -300,11 +300,11 @@ static void test_refused_allocation_of_the_binder(void **state)
 {
     (void)state;
     test_bound b = test_bind_ok(FLASH_FP8, NULL);
-    tamis_v4_weights_free(&b.weights);
+    tamis_model_weights_free(&b.weights);
     for (uint64_t n = 1;; n++) {
         tamis_error err;
         tamis_mem_fail_at(n);
-        const tamis_status st = tamis_v4_weights_bind(&b.weights, b.checkpoint, &b.config, &err);
+        const tamis_status st = tamis_model_weights_bind(&b.weights, b.checkpoint, &b.config, &err);
         tamis_mem_fail_at(0);
         if (st == TAMIS_STATUS_OK) {
             assert_int_equal(n, 5); /* object, layers, experts, vectors */

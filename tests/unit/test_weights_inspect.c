@@ -89,7 +89,7 @@ static void add_header(header_sums *sums, const char *dir, const char *name)
         sums->bytes += (uint64_t)(json_integer_value(json_array_get(offsets, 1)) -
                                   json_integer_value(json_array_get(offsets, 0)));
         if (strcmp(dtype, "I8") == 0)
-            n *= 2; /* FP4 */
+            n *= 2;                                                     /* FP4 */
         if (strcmp(dtype, "F8_E8M0") != 0 && strcmp(dtype, "I64") != 0) /* I64: tid2eid */
             sums->n_params += n;
     }
@@ -294,7 +294,7 @@ static void test_faults(void **state)
         test_bound b = test_bind_ok(dir, &items.config); /* values are not read at open */
         for (int32_t layer = -1; layer < b.config.num_hidden_layers; layer++) {
             tamis_weight_fault fault;
-            const bool is_found = tamis_v4_weights_find_fault(b.checkpoint, layer, &fault);
+            const bool is_found = tamis_weights_find_fault(b.checkpoint, &b.config, layer, &fault);
             assert_int_equal(is_found, layer == cases[i].layer);
             if (!is_found)
                 continue;
@@ -322,12 +322,12 @@ static void test_what_is_no_fault(void **state)
     test_items_write(&items, dir);
     test_bound b = test_bind_ok(dir, &items.config);
     for (int32_t layer = -1; layer < 5; layer++)
-        assert_false(tamis_v4_weights_find_fault(b.checkpoint, layer, &fault));
+        assert_false(tamis_weights_find_fault(b.checkpoint, &b.config, layer, &fault));
     test_unbind(&b);
     scale->data[0] = 255;
     test_items_write(&items, dir);
     b = test_bind_ok(dir, &items.config);
-    assert_true(tamis_v4_weights_find_fault(b.checkpoint, 3, &fault));
+    assert_true(tamis_weights_find_fault(b.checkpoint, &b.config, 3, &fault));
     assert_string_equal(fault.tensor, "layers.3.attn.wq_a.scale");
     test_unbind(&b);
     test_temp_dir_remove(dir);

@@ -19,7 +19,7 @@
 #include "kernels/kernels.h"
 #include "support/make_safetensors.h"
 #include "support/temp_dir.h"
-#include "weights/v4_weights.h"
+#include "weights/model_weights.h"
 
 typedef struct test_item {
     char name[256], dtype[16];
@@ -191,7 +191,7 @@ static inline void test_visit_expert(const tamis_expert_weights *w, test_values_
 }
 
 /* Calls fn with every row and vector, always in the same order. */
-static inline void test_visit_weights(const tamis_v4_weights *w, const tamis_model_config *c,
+static inline void test_visit_weights(const tamis_model_weights *w, const tamis_model_config *c,
                                       test_values_fn fn, void *user)
 {
     const int64_t m = c->hc_mult;
@@ -200,12 +200,12 @@ static inline void test_visit_weights(const tamis_v4_weights *w, const tamis_mod
     fn(user, w->norm, c->hidden_size);
     test_visit_hc(&w->hc_head, m, 1, fn, user);
     for (int32_t i = 0; i < w->n_layers; i++) {
-        const tamis_v4_layer_weights *layer = &w->layers[i];
+        const tamis_layer_weights *layer = &w->layers[i];
         fn(user, layer->attn_norm, c->hidden_size);
         fn(user, layer->ffn_norm, c->hidden_size);
         test_visit_hc(&layer->hc_attn, (2 + m) * m, 3, fn, user);
         test_visit_hc(&layer->hc_ffn, (2 + m) * m, 3, fn, user);
-        test_visit_attention(&layer->attn, fn, user);
+        test_visit_attention(&layer->dsa, fn, user);
         test_visit_matrix(&layer->moe.gate, fn, user);
         if (layer->moe.bias != NULL)
             fn(user, layer->moe.bias, c->n_routed_experts);
@@ -235,7 +235,7 @@ static inline void test_digest_values(void *user, const float *values, int64_t n
     }
 }
 
-static inline uint64_t test_weights_digest(const tamis_v4_weights *w, const tamis_model_config *c)
+static inline uint64_t test_weights_digest(const tamis_model_weights *w, const tamis_model_config *c)
 {
     uint64_t digest = UINT64_C(0xcbf29ce484222325);
     test_visit_weights(w, c, test_digest_values, &digest);
@@ -247,7 +247,7 @@ static inline uint64_t test_weights_digest(const tamis_v4_weights *w, const tami
 typedef struct test_bound {
     tamis_model_config config;
     tamis_checkpoint *checkpoint;
-    tamis_v4_weights *weights;
+    tamis_model_weights *weights;
 } test_bound;
 
 static inline tamis_status test_bind(test_bound *out, const char *dir,
@@ -262,13 +262,13 @@ static inline tamis_status test_bind(test_bound *out, const char *dir,
     if (st == TAMIS_STATUS_OK)
         st = tamis_checkpoint_open(&out->checkpoint, dir, err);
     if (st == TAMIS_STATUS_OK)
-        st = tamis_v4_weights_bind(&out->weights, out->checkpoint, &out->config, err);
+        st = tamis_model_weights_bind(&out->weights, out->checkpoint, &out->config, err);
     return st;
 }
 
 static inline void test_unbind(test_bound *b)
 {
-    tamis_v4_weights_free(&b->weights);
+    tamis_model_weights_free(&b->weights);
     tamis_checkpoint_close(&b->checkpoint);
 }
 

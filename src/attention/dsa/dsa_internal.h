@@ -2,7 +2,7 @@
 #ifndef TAMIS_ATTENTION_DSA_DSA_INTERNAL_H
 #define TAMIS_ATTENTION_DSA_DSA_INTERNAL_H
 
-#include "core/arena.h"
+#include "attention/common/profile.h"
 #include "tamis/dsa.h"
 
 typedef enum tamis_dsa_role {
@@ -26,20 +26,7 @@ const int32_t *tamis_dsa_plan_topk(const tamis_dsa_plan *plan);
 int32_t tamis_dsa_plan_num_tokens(const tamis_dsa_plan *plan);
 const int32_t *tamis_dsa_plan_positions(const tamis_dsa_plan *plan);
 
-/*
- * Where the time of attention goes, for benchmarks: wall nanoseconds by layer kind and stage,
- * summed over layers and steps while a profile is attached (NULL: off, the default).
- */
-typedef enum tamis_dsa_stage {
-    TAMIS_DSA_STAGE_PROJECT = 0, /* all linear layers */
-    TAMIS_DSA_STAGE_ROWS,        /* norms, rotations, compressed rows, rings */
-    TAMIS_DSA_STAGE_SELECT,      /* index scores and top-k */
-    TAMIS_DSA_STAGE_ATTEND,
-    TAMIS_DSA_NUM_STAGES
-} tamis_dsa_stage;
-typedef struct tamis_dsa_profile {
-    uint64_t ns[3][TAMIS_DSA_NUM_STAGES]; /* [ratio 0, 4, 128] */
-} tamis_dsa_profile;
-void tamis_dsa_plan_set_profile(tamis_dsa_plan *plan, tamis_dsa_profile *profile);
+/* NULL: off, the default. */
+void tamis_dsa_plan_set_profile(tamis_dsa_plan *plan, tamis_attn_profile *profile);
 
 #endif

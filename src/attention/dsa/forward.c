@@ -11,8 +11,6 @@
  * step of any length reads its history first. Source: V4 reference inference/model.py (Attention);
  * dsa_v1.py forward; docs/numerics.md.
  */
-#include <time.h>
-
 #include "attention/dsa/stages.h"
 #include "core/error.h"
 #include "ops/linear.h"
@@ -46,7 +44,7 @@ static void project_inputs(const tamis_dsa_call *call, const float *x)
         jobs[n++] = project(call, &w->index_compressor.wkv, x, ws->index_state, 2 * width);
         jobs[n++] =
             project(call, &w->index_compressor.wgate, x, ws->index_state + width, 2 * width);
-        jobs[n++] = project(call, &w->index_weights_proj, x, ws->index_w_raw, c->index_n_heads);
+        jobs[n++] = project(call, &w->index_weights_proj, x, ws->indexer.w_raw, c->index_n_heads);
     }
     tamis_linear_run(&call->exec, jobs, n);
 }
@@ -58,7 +56,7 @@ static void project_queries(const tamis_dsa_call *call)
     const tamis_dsa_workspace *ws = &call->plan->ws;
     const tamis_linear_job jobs[2] = {
         project(call, &w->wq_b, ws->qa, ws->q, w->wq_b.rows),
-        project(call, &w->index_wq_b, ws->qa, ws->index_q, w->index_wq_b.rows),
+        project(call, &w->index_wq_b, ws->qa, ws->indexer.q, w->index_wq_b.rows),
     };
     tamis_linear_run(&call->exec, jobs, call->has_indexer ? 2 : 1);
 }
@@ -77,35 +75,12 @@ static void project_output(const tamis_dsa_call *call, float *out)
                                      .row_end = (int64_t)(g + 1) * c->o_lora_rank,
                                      .x = ws->q + g * (q_width / c->o_groups),
                                      .x_stride = q_width,
-                                     .y = ws->low,
+                                     .y = ws->low + (int64_t)g * c->o_lora_rank,
                                      .y_stride = low_width,
                                      .n_tokens = call->plan->step.n_tokens};
     tamis_linear_run(&call->exec, jobs, c->o_groups);
     jobs[0] = project(call, &call->weights->wo_b, ws->low, out, c->hidden_size);
     tamis_linear_run(&call->exec, jobs, 1);
-}
-
-/* Starts or ends the clock of a stage; free when no profile is attached. */
-static uint64_t stage_clock(const tamis_dsa_call *call)
-{
-    struct timespec now;
-    if (call->plan->profile == NULL)
-        return 0;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* Books the time since *since under a stage and starts the next. */
-static void stage_done(const tamis_dsa_call *call, tamis_dsa_stage stage, uint64_t *since)
-{
-    if (call->plan->profile == NULL)
-        return;
-    const int kind = call->config->compress_ratio == 0   ? 0
-                     : call->config->compress_ratio == 4 ? 1
-                                                         : 2;
-    const uint64_t now = stage_clock(call);
-    call->plan->profile->ns[kind][stage] += now - *since;
-    *since = now;
 }
 
 /* Misuse that would corrupt memory or give wrong numbers; cheap beside one matrix row. */
@@ -129,26 +104,33 @@ static tamis_status check_call(const tamis_dsa_layer *layer, int32_t layer_idx,
     return tamis_dsa_layer_check(layer, err);
 }
 
+static int profile_kind(const tamis_dsa_config *config)
+{
+    return config->compress_ratio == 0 ? 0 : config->compress_ratio == 4 ? 1 : 2;
+}
+
 static void run_stages(tamis_dsa_call *call, const float *x, float *out)
 {
-    uint64_t clock = stage_clock(call);
+    tamis_attn_profile *profile = call->plan->profile;
+    const int kind = profile_kind(call->config);
+    uint64_t clock = tamis_profile_clock(profile);
     project_inputs(call, x);
-    stage_done(call, TAMIS_DSA_STAGE_PROJECT, &clock);
+    tamis_profile_add(profile, kind, TAMIS_STAGE_PROJECT, &clock);
     tamis_dsa_prepare_inputs(call);
-    stage_done(call, TAMIS_DSA_STAGE_ROWS, &clock);
+    tamis_profile_add(profile, kind, TAMIS_STAGE_ROWS, &clock);
     project_queries(call);
-    stage_done(call, TAMIS_DSA_STAGE_PROJECT, &clock);
+    tamis_profile_add(profile, kind, TAMIS_STAGE_PROJECT, &clock);
     tamis_dsa_close_rows_and_rotate(call);
-    stage_done(call, TAMIS_DSA_STAGE_ROWS, &clock);
+    tamis_profile_add(profile, kind, TAMIS_STAGE_ROWS, &clock);
     if (call->has_indexer)
         tamis_dsa_select(call);
-    stage_done(call, TAMIS_DSA_STAGE_SELECT, &clock);
+    tamis_profile_add(profile, kind, TAMIS_STAGE_SELECT, &clock);
     tamis_dsa_attend(call);
-    stage_done(call, TAMIS_DSA_STAGE_ATTEND, &clock);
+    tamis_profile_add(profile, kind, TAMIS_STAGE_ATTEND, &clock);
     tamis_dsa_keep_history(call);
-    stage_done(call, TAMIS_DSA_STAGE_ROWS, &clock);
+    tamis_profile_add(profile, kind, TAMIS_STAGE_ROWS, &clock);
     project_output(call, out);
-    stage_done(call, TAMIS_DSA_STAGE_PROJECT, &clock);
+    tamis_profile_add(profile, kind, TAMIS_STAGE_PROJECT, &clock);
 }
 
 tamis_status tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx,

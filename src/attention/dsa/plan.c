@@ -3,20 +3,13 @@
 #include <string.h>
 
 #include "attention/common/compressor.h"
+#include "attention/common/layer_checks.h"
+#include "attention/common/plan_params.h"
 #include "core/error.h"
 #include "core/mem.h"
 #include "core/size.h"
 #include "ops/rope_table.h"
 #include "ops/sparse_attn.h"
-
-tamis_dsa_plan_params tamis_dsa_plan_params_default(void)
-{
-    return (tamis_dsa_plan_params){.struct_size = sizeof(tamis_dsa_plan_params),
-                                   .max_num_batched_tokens = 512,
-                                   .max_num_seqs = 1,
-                                   .max_model_len = 4096,
-                                   .n_threads = 1};
-}
 
 /* ---------------------------------------------------------------- layout */
 
@@ -55,23 +48,28 @@ static bool has_indexer(const tamis_dsa_config *c)
 {
     return c->compress_ratio == 4 && !c->reuse_topk;
 }
+/* All 0 where the layer has no indexer. */
+tamis_indexer_dims tamis_dsa_index_dims(const tamis_dsa_config *c)
+{
+    return has_indexer(c) ? (tamis_indexer_dims){c->index_n_heads, c->index_head_dim, c->index_topk}
+                          : (tamis_indexer_dims){0};
+}
+static int64_t index_n_heads(const tamis_dsa_config *c)
+{
+    return tamis_dsa_index_dims(c).n_heads;
+}
+static int64_t index_head_dim(const tamis_dsa_config *c)
+{
+    return tamis_dsa_index_dims(c).head_dim;
+}
+static int64_t index_topk(const tamis_dsa_config *c)
+{
+    return tamis_dsa_index_dims(c).topk;
+}
 static int64_t index_state_width(const tamis_dsa_config *c)
 {
     return has_indexer(c) ? (int64_t)4 * c->index_head_dim : 0;
 }
-static int64_t index_q_width(const tamis_dsa_config *c)
-{
-    return has_indexer(c) ? (int64_t)c->index_n_heads * c->index_head_dim : 0;
-}
-static int64_t index_heads(const tamis_dsa_config *c)
-{
-    return has_indexer(c) ? tamis_round_up(c->index_n_heads, TAMIS_LANES) : 0;
-}
-static int64_t index_topk(const tamis_dsa_config *c)
-{
-    return c->compress_ratio == 4 ? c->index_topk : 0;
-}
-
 static int64_t largest_cols(const tamis_dsa_config *c)
 {
     int64_t cols = tamis_max_i64(c->hidden_size, c->q_lora_rank);
@@ -84,9 +82,7 @@ static int64_t scratch_need(const tamis_dsa_config *c)
     int64_t need = (int64_t)TAMIS_LINEAR_SCRATCH(largest_cols(c));
     need = tamis_max_i64(
         need, (int64_t)tamis_attn_scratch_floats(c->num_heads, c->head_dim, c->head_dim));
-    if (has_indexer(c))
-        need = tamis_max_i64(need, (int64_t)tamis_index_scratch_floats(
-                                       c->index_n_heads, c->index_head_dim, c->index_topk));
+    need = tamis_max_i64(need, (int64_t)tamis_indexer_scratch_floats(tamis_dsa_index_dims(c)));
     return tamis_round_up(need, TAMIS_LANES);
 }
 
@@ -111,15 +107,6 @@ static size_t partial_need(const tamis_dsa_plan *plan)
     return need;
 }
 
-static void layout_partition(tamis_partition *partition, size_t n_tokens, size_t n_threads,
-                             tamis_arena *arena)
-{
-    partition->n_threads = (int32_t)n_threads;
-    partition->unit_start = tamis_arena_take(arena, n_tokens + 1, sizeof(int64_t));
-    partition->bounds = tamis_arena_take(arena, n_threads + 1, sizeof(int64_t));
-    partition->first_item = tamis_arena_take(arena, n_threads, sizeof(int32_t));
-}
-
 static void layout_kind(const tamis_dsa_plan *plan, tamis_dsa_kind *kind, tamis_arena *arena)
 {
     const size_t n_tokens = (size_t)plan->params.max_num_batched_tokens;
@@ -129,7 +116,8 @@ static void layout_kind(const tamis_dsa_plan *plan, tamis_dsa_kind *kind, tamis_
     kind->sin = tamis_arena_take(arena, n_tokens * n_pairs, sizeof(float));
     kind->visible = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
     kind->list_len = tamis_arena_take(arena, n_tokens, sizeof(int32_t));
-    layout_partition(&kind->attn, n_tokens, (size_t)plan->params.n_threads, arena);
+    tamis_partition_layout(&kind->attn, plan->params.max_num_batched_tokens, plan->params.n_threads,
+                           arena);
     if (kind->config.compress_ratio == 0)
         return;
     const int32_t capacity =
@@ -139,7 +127,8 @@ static void layout_kind(const tamis_dsa_plan *plan, tamis_dsa_kind *kind, tamis_
     kind->row_cos = tamis_arena_take(arena, (size_t)capacity * n_pairs, sizeof(float));
     kind->row_sin = tamis_arena_take(arena, (size_t)capacity * n_pairs, sizeof(float));
     if (kind->config.compress_ratio == 4)
-        layout_partition(&kind->index, n_tokens, (size_t)plan->params.n_threads, arena);
+        tamis_partition_layout(&kind->index, plan->params.max_num_batched_tokens,
+                               plan->params.n_threads, arena);
 }
 
 static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
@@ -155,17 +144,15 @@ static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
     TAKE(state, state_width);
     TAKE(index_state, index_state_width);
     TAKE(q, q_width);
-    TAKE(index_q, index_q_width);
-    TAKE(index_w_raw, index_heads);
-    TAKE(index_w, index_heads);
-    TAKE(topk, index_topk);
     TAKE(low, low_width);
 #undef TAKE
     ws->kv_rows = tamis_arena_take(arena, n_tokens * (size_t)max_of(plan, head_dim), kv_bytes);
     ws->attn_partials = tamis_arena_take(arena, partial_need(plan), sizeof(float));
-    ws->index_partials = tamis_arena_take(arena, 2 * n_threads * (size_t)max_of(plan, index_topk),
-                                          sizeof *ws->index_partials);
-    ws->n_index_partials = tamis_arena_take(arena, 2 * n_threads, sizeof(int32_t));
+    const tamis_indexer_dims dims = {(int32_t)max_of(plan, index_n_heads),
+                                     (int32_t)max_of(plan, index_head_dim),
+                                     (int32_t)max_of(plan, index_topk)};
+    tamis_indexer_layout(&ws->indexer, dims, plan->params.max_num_batched_tokens,
+                         plan->params.n_threads, arena);
     plan->scratch_floats = (size_t)max_of(plan, scratch_need);
     plan->scratch = tamis_arena_take(arena, n_threads * plan->scratch_floats, sizeof(float));
 }
@@ -220,31 +207,12 @@ static tamis_status collect_kinds(tamis_dsa_plan *plan, tamis_error *err)
     return TAMIS_STATUS_OK;
 }
 
-static tamis_status check_params(const tamis_dsa_plan_params *p, tamis_error *err)
-{
-    const struct {
-        const char *name;
-        int32_t value, max;
-    } fields[] = {{"max_num_batched_tokens", p->max_num_batched_tokens, 1 << 20},
-                  {"max_num_seqs", p->max_num_seqs, 1 << 20},
-                  {"max_model_len", p->max_model_len, 1 << 30},
-                  {"n_threads", p->n_threads, 256}};
-    if (p->struct_size != sizeof *p)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "plan params: struct_size is %zu, must be %zu",
-                          p->struct_size, sizeof *p);
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].value < 1 || fields[i].value > fields[i].max)
-            return tamis_fail(err, TAMIS_STATUS_INVALID, "plan params: %s is %d, allowed 1..%d",
-                              fields[i].name, fields[i].value, fields[i].max);
-    return TAMIS_STATUS_OK;
-}
-
 /* Limits and kinds; nothing is laid out yet. */
 static tamis_status set_up(tamis_dsa_plan *plan, const tamis_dsa_config *layers, int32_t n_layers,
-                           const tamis_dsa_plan_params *params, tamis_dtype kv_cache_dtype,
+                           const tamis_plan_params *params, tamis_dtype kv_cache_dtype,
                            int32_t block_tokens, tamis_error *err)
 {
-    TAMIS_TRY(check_params(params, err));
+    TAMIS_TRY(tamis_plan_params_check(params, err));
     if (n_layers < 1 || block_tokens < 128 || block_tokens % 128 != 0)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "plan: n_layers is %d, must be at least 1; block_tokens is %d, must be a "
@@ -280,7 +248,7 @@ static tamis_status measure(tamis_dsa_plan *plan, size_t *bytes, tamis_error *er
 }
 
 tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers, int32_t n_layers,
-                                    const tamis_dsa_plan_params *params, tamis_dtype kv_cache_dtype,
+                                    const tamis_plan_params *params, tamis_dtype kv_cache_dtype,
                                     int32_t block_tokens, uint64_t *bytes, tamis_error *err)
 {
     tamis_dsa_plan plan = {0};
@@ -306,17 +274,18 @@ static tamis_status take_memory(tamis_dsa_plan *plan, tamis_error *err)
 }
 
 tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out, const tamis_dsa_caches *caches,
-                                 const tamis_dsa_plan_params *params, tamis_error *err)
+                                 const tamis_plan_params *params, tamis_error *err)
 {
     tamis_status st;
     *out = NULL;
     tamis_dsa_plan *plan = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *plan);
     if (plan == NULL)
         return tamis_fail_memory(err, "plan", sizeof *plan);
-    TAMIS_TRY_GOTO(set_up(plan, caches->layers, caches->n_layers, params,
-                          caches->params.kv_cache_dtype, caches->params.block_tokens, err));
-    plan->step.n_blocks = caches->store.n_blocks;
-    plan->step.n_slots = caches->store.n_slots;
+    TAMIS_TRY_GOTO(set_up(plan, caches->layers, caches->base.n_layers, params,
+                          caches->base.params.kv_cache_dtype, caches->base.params.block_tokens,
+                          err));
+    plan->step.n_blocks = caches->base.store.n_blocks;
+    plan->step.n_slots = caches->base.store.n_slots;
     TAMIS_TRY_GOTO(take_memory(plan, err));
     for (int32_t i = 0; i < plan->n_kinds; i++)
         tamis_rope_frequencies(plan->kinds[i].freq, plan->kinds[i].config.rope_head_dim,
@@ -343,29 +312,15 @@ void tamis_dsa_plan_close(tamis_dsa_plan **plan)
 
 static void build_rope(tamis_dsa_kind *kind, const tamis_step *step)
 {
-    const int32_t n_pairs = kind->config.rope_head_dim / 2;
-    for (int32_t t = 0; t < step->n_tokens; t++)
-        tamis_rope_row(kind->cos + (int64_t)t * n_pairs, kind->sin + (int64_t)t * n_pairs,
-                       kind->freq, n_pairs, step->tok_pos[t]);
+    tamis_rope_rows(kind->cos, kind->sin, kind->freq, kind->config.rope_head_dim / 2, step->tok_pos,
+                    step->n_tokens, 1);
 }
 
 static void build_rows(tamis_dsa_kind *kind, const tamis_step *step)
 {
-    const int32_t n_pairs = kind->config.rope_head_dim / 2, ratio = kind->config.compress_ratio;
-    tamis_closed_rows_build(&kind->rows, step, ratio);
-    for (int32_t i = 0; i < kind->rows.n; i++)
-        tamis_rope_row(kind->row_cos + (int64_t)i * n_pairs, kind->row_sin + (int64_t)i * n_pairs,
-                       kind->freq, n_pairs, kind->rows.idx[i] * ratio);
-}
-
-static void build_partition(tamis_partition *partition, const tamis_step *step,
-                            const int32_t *units)
-{
-    partition->n_items = step->n_tokens;
-    partition->unit_start[0] = 0;
-    for (int32_t t = 0; t < step->n_tokens; t++)
-        partition->unit_start[t + 1] = partition->unit_start[t] + units[t];
-    tamis_partition_build(partition);
+    tamis_closed_rows_build(&kind->rows, step, kind->config.compress_ratio);
+    tamis_rope_rows(kind->row_cos, kind->row_sin, kind->freq, kind->config.rope_head_dim / 2,
+                    kind->rows.idx, kind->rows.n, kind->config.compress_ratio);
 }
 
 /* Lists of every token and how their chunks are shared out. `units` is room for n_tokens. */
@@ -381,12 +336,12 @@ static void build_lists(tamis_dsa_kind *kind, const tamis_step *step, int32_t *u
         kind->list_len[t] = window + rows;
         units[t] = tamis_attn_num_chunks(kind->list_len[t]);
     }
-    build_partition(&kind->attn, step, units);
+    tamis_partition_set(&kind->attn, units, step->n_tokens);
     if (c->compress_ratio != 4)
         return;
     for (int32_t t = 0; t < step->n_tokens; t++)
         units[t] = tamis_index_units(kind->visible[t], c->index_topk);
-    build_partition(&kind->index, step, units);
+    tamis_partition_set(&kind->index, units, step->n_tokens);
 }
 
 tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch, tamis_error *err)
@@ -404,7 +359,7 @@ tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch
 
 const int32_t *tamis_dsa_plan_topk(const tamis_dsa_plan *plan)
 {
-    return plan->ws.topk;
+    return plan->ws.indexer.topk;
 }
 int32_t tamis_dsa_plan_num_tokens(const tamis_dsa_plan *plan)
 {
@@ -414,7 +369,7 @@ const int32_t *tamis_dsa_plan_positions(const tamis_dsa_plan *plan)
 {
     return plan->step.tok_pos;
 }
-void tamis_dsa_plan_set_profile(tamis_dsa_plan *plan, tamis_dsa_profile *profile)
+void tamis_dsa_plan_set_profile(tamis_dsa_plan *plan, tamis_attn_profile *profile)
 {
     plan->profile = profile;
 }

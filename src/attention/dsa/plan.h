@@ -7,10 +7,10 @@
 
 #include <stdatomic.h>
 
+#include "attention/common/indexer.h"
 #include "attention/dsa/caches.h"
 #include "core/partition.h"
 #include "ops/exec.h"
-#include "ops/index_select.h"
 #include "plan/closed_rows.h"
 
 #define TAMIS_DSA_MAX_KINDS 16
@@ -36,18 +36,13 @@ typedef struct tamis_dsa_workspace {
     float *state;       /* [T][2 * width] u | z of the main compressor */
     float *index_state; /* [T][2 * width] of the indexer's */
     float *q;           /* [T][num_heads * head_dim]; attention output in place */
-    float *index_q;     /* [T][index_n_heads * index_head_dim] */
-    float *index_w_raw; /* [T][index_n_heads] */
-    float *index_w;     /* [T][round_up(index_n_heads, 16)] */
-    int32_t *topk;      /* [T][index_topk]; survives between the layers of a step */
-    float *low;         /* [T][o_groups * o_lora_rank] */
+    tamis_indexer indexer;
+    float *low; /* [T][o_groups * o_lora_rank] */
     float *attn_partials;
-    tamis_candidate *index_partials;
-    int32_t *n_index_partials;
 } tamis_dsa_workspace;
 
 struct tamis_dsa_plan {
-    tamis_dsa_plan_params params;
+    tamis_plan_params params;
     const tamis_dsa_config *layers; /* the caches' copy */
     int32_t n_layers;
     tamis_dtype kv_cache_dtype;
@@ -59,9 +54,11 @@ struct tamis_dsa_plan {
     tamis_dsa_workspace ws;
     float *scratch; /* [n_threads][scratch_floats] */
     size_t scratch_floats;
-    atomic_bool has_fault;      /* a NaN or infinity came up in the running layer */
-    tamis_dsa_profile *profile; /* NULL: off */
+    atomic_bool has_fault;       /* a NaN or infinity came up in the running layer */
+    tamis_attn_profile *profile; /* NULL: off */
     void *memory;
 };
+
+tamis_indexer_dims tamis_dsa_index_dims(const tamis_dsa_config *config);
 
 #endif

@@ -87,21 +87,6 @@ static void prepare_kv(tamis_dsa_call *call, int64_t token)
     report(call, k->all_finite(kv, c->head_dim));
 }
 
-/* W1: weights times one factor, index_head_dim^-0.5 index_n_heads^-0.5; zeros in unused lanes. */
-static void prepare_index_weights(tamis_dsa_call *call, int64_t token)
-{
-    const tamis_dsa_config *c = call->config;
-    const int64_t padded = tamis_round_up(c->index_n_heads, TAMIS_LANES);
-    const float factor =
-        (1.0f / sqrtf((float)c->index_head_dim)) * (1.0f / sqrtf((float)c->index_n_heads));
-    const float *raw = call->plan->ws.index_w_raw + token * c->index_n_heads;
-    float *w = call->plan->ws.index_w + token * padded;
-    call->exec.kernels->scale(w, factor, raw, c->index_n_heads);
-    for (int64_t h = c->index_n_heads; h < padded; h++)
-        w[h] = 0;
-    report(call, call->exec.kernels->all_finite(w, padded));
-}
-
 static void prepare_thread(void *arg, int thread_idx, int n_threads)
 {
     tamis_dsa_call *call = arg;
@@ -118,7 +103,8 @@ static void prepare_thread(void *arg, int thread_idx, int n_threads)
             tamis_compressor_add_ape(&call->compressor, k, &call->plan->step, (int32_t)token);
         if (call->has_indexer) {
             tamis_compressor_add_ape(&call->index_compressor, k, &call->plan->step, (int32_t)token);
-            prepare_index_weights(call, token);
+            report(call, tamis_indexer_scale_weights(&call->plan->ws.indexer, k,
+                                                     tamis_dsa_index_dims(c), token));
         }
     }
 }
@@ -149,8 +135,8 @@ static void prepare_query(tamis_dsa_call *call, int64_t token)
                                     NULL, c->head_dim, c->rms_norm_eps);
     rotate_heads(call, q, 0, c->num_heads, c->head_dim, token, false);
     if (call->has_indexer)
-        rotate_heads(call, call->plan->ws.index_q + token * c->index_n_heads * c->index_head_dim, 0,
-                     c->index_n_heads, c->index_head_dim, token, false);
+        rotate_heads(call, call->plan->ws.indexer.q + token * c->index_n_heads * c->index_head_dim,
+                     0, c->index_n_heads, c->index_head_dim, token, false);
 }
 
 static void close_row(tamis_dsa_call *call, const tamis_compressor *compressor, int64_t i,
@@ -190,37 +176,11 @@ void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call)
 
 /* ---------------------------------------------------------------- selection */
 
-static const void *index_keys(const void *user, int32_t token, int32_t j, int32_t n, int32_t *n_run,
-                              int64_t *stride)
-{
-    const tamis_dsa_call *call = user;
-    const tamis_step *step = &call->plan->step;
-    const int32_t rows = call->index_key->desc.rows, row = j % rows;
-    *n_run = n < rows - row ? n : rows - row;
-    *stride = call->index_key->row_bytes;
-    return tamis_cache_block_row(call->index_key,
-                                 tamis_step_table(step, step->tok_req[token])[j / rows], row);
-}
-
 void tamis_dsa_select(tamis_dsa_call *call)
 {
-    const tamis_dsa_config *c = call->config;
-    const tamis_dsa_workspace *ws = &call->plan->ws;
-    const tamis_index_job job = {.q = ws->index_q,
-                                 .weights = ws->index_w,
-                                 .n_tokens = call->plan->step.n_tokens,
-                                 .n_heads = c->index_n_heads,
-                                 .head_dim = c->index_head_dim,
-                                 .topk = c->index_topk,
-                                 .dtype = call->index_key->desc.dtype,
-                                 .visible = call->kind->visible,
-                                 .partition = &call->kind->index,
-                                 .out = ws->topk,
-                                 .partials = ws->index_partials,
-                                 .n_partials = ws->n_index_partials,
-                                 .keys = index_keys,
-                                 .user = call};
-    report(call, tamis_index_run(&call->exec, &job));
+    report(call, tamis_indexer_select(&call->plan->ws.indexer, &call->exec,
+                                      tamis_dsa_index_dims(call->config), &call->plan->step,
+                                      call->index_key, call->kind->visible, &call->kind->index));
 }
 
 /* ---------------------------------------------------------------- attention */
@@ -244,7 +204,7 @@ static int32_t list_rows(const void *user, int32_t token, int32_t first, int32_t
     const int32_t req = step->tok_req[token], pos = step->tok_pos[token];
     const int32_t n_window = pos + 1 < c->sliding_window ? pos + 1 : c->sliding_window;
     const int32_t *table = tamis_step_table(step, req);
-    const int32_t *topk = call->plan->ws.topk + (int64_t)token * c->index_topk;
+    const int32_t *topk = call->plan->ws.indexer.topk + (int64_t)token * c->index_topk;
     int32_t n_rows = 0;
     for (int32_t i = first; i < first + n; i++) {
         if (i < n_window) {
@@ -272,6 +232,7 @@ void tamis_dsa_attend(tamis_dsa_call *call)
     const tamis_dsa_config *c = call->config;
     const tamis_attn_job job = {.q = call->plan->ws.q,
                                 .o = call->plan->ws.q,
+                                .o_stride = (int64_t)c->num_heads * c->head_dim,
                                 .n_tokens = call->plan->step.n_tokens,
                                 .num_heads = c->num_heads,
                                 .head_dim = c->head_dim,

@@ -1,5 +1,5 @@
 /*
- * Kernels over rows of f32: rope, swiglu, axpy, scale, add, mix, all_finite.
+ * Kernels over rows of f32: rope, rope_halves, swiglu, axpy, scale, add, mix, all_finite.
  *
  * Included once per CPU level with TAMIS_FN(name) naming the functions; the level's flags decide
  * how fmaf and the loops compile, the order of operations is the same. Kernels whose output may be
@@ -17,6 +17,20 @@ TAMIS_KERNEL_rope(TAMIS_FN(rope))
         const float x0 = pair[2 * i], x1 = pair[2 * i + 1], sine = sign * s[i];
         pair[2 * i] = fmaf(x0, c[i], -(x1 * sine));
         pair[2 * i + 1] = fmaf(x0, sine, x1 * c[i]);
+    }
+}
+
+TAMIS_KERNEL_rope_halves(TAMIS_FN(rope_halves))
+{
+    float *restrict first = x;
+    float *restrict second = x + n_pairs;
+    const float *restrict c = cos;
+    const float *restrict s = sin;
+    const float sign = inverse ? -1.0f : 1.0f;
+    for (int64_t i = 0; i < n_pairs; i++) {
+        const float x0 = first[i], x1 = second[i], sine = sign * s[i];
+        first[i] = fmaf(x0, c[i], -(x1 * sine));
+        second[i] = fmaf(x0, sine, x1 * c[i]);
     }
 }
 

@@ -199,18 +199,19 @@ static TAMIS_ALWAYS_INLINE bool fused_tile(tamis_dtype dtype, int n_rows, int n_
         }
     for (int r = 0; r < n_rows; r++)
         for (int t = 0; t < n_tokens; t++)
-            y[t * y_stride + first_row + r] = v16_sum(acc[r][t]);
+            y[t * y_stride + r] = v16_sum(acc[r][t]);
     return true;
 }
 
-/* Rows [row, row + n_rows) for n_tokens <= FUSED_TOKENS. */
+/* Rows [row, row + n_rows) for n_tokens <= FUSED_TOKENS; y[0] belongs to the first of them. */
 static TAMIS_ALWAYS_INLINE bool fused_rows(tamis_dtype dtype, float *y, int64_t y_stride,
                                            const float *x, int64_t x_stride, int64_t n_tokens,
                                            const tamis_matrix *w, int64_t row, int64_t n_rows)
 {
-#define FUSED(rows, tokens) fused_tile(dtype, rows, tokens, y, y_stride, x, x_stride, w, row)
+#define FUSED(rows, tokens)                                                                        \
+    fused_tile(dtype, rows, tokens, y + (row - first), y_stride, x, x_stride, w, row)
     bool done = true;
-    const int64_t end = row + n_rows;
+    const int64_t first = row, end = row + n_rows;
     for (; n_tokens == 1 && row + 4 <= end && done; row += 4)
         done = FUSED(4, 1);
     while (row < end && done) {
@@ -362,7 +363,7 @@ static void expanded_rows(float *y, int64_t y_stride, const float *x, int64_t x_
         }
         for (int64_t r = 0; r < n_rows; r++)
             for (int64_t t = 0; t < tokens; t++)
-                y[(first + t) * y_stride + row + r] =
+                y[(first + t) * y_stride + r] =
                     v16_sum(v16_load(acc + (r * TOKEN_BLOCK + t) * TAMIS_LANES));
     }
 }
@@ -373,9 +374,10 @@ TAMIS_KERNEL_linear(tamis_linear_avx2)
     for (int64_t row = row_begin; row < row_end; row += TAMIS_LINEAR_ROWS) {
         const int64_t n_rows =
             row_end - row < TAMIS_LINEAR_ROWS ? row_end - row : TAMIS_LINEAR_ROWS;
-        if (fused && fused_any(y, y_stride, x, x_stride, n_tokens, w, row, n_rows))
+        float *to = y + (row - row_begin);
+        if (fused && fused_any(to, y_stride, x, x_stride, n_tokens, w, row, n_rows))
             continue;
-        expanded_rows(y, y_stride, x, x_stride, n_tokens, w, row, n_rows, scratch);
+        expanded_rows(to, y_stride, x, x_stride, n_tokens, w, row, n_rows, scratch);
     }
 }
 #endif

@@ -15,6 +15,7 @@
     X(narrow)              \
     X(rmsnorm)             \
     X(rope)                \
+    X(rope_halves)         \
     X(pool)                \
     X(pack_heads)          \
     X(attn_merge)          \

@@ -1,13 +1,12 @@
 /*
- * The weights of a DeepSeek-V4 main model, bound from a checkpoint to what the layers read.
+ * The weights of a main model, bound from a checkpoint to what the layers read; one struct for all
+ * families.
  *
  * Matrices point into the mapping; vectors (norms, sinks, ape, biases, hyper-connection base and
- * scale) are widened to f32 copies once. Names are accepted in the three spellings (official,
- * transformers' saved, transformers' internal with stacked experts). MTP tensors ("mtp.*") stay
- * unbound and unused.
+ * scale) are widened to f32 copies once. Tensors of MTP blocks stay unbound and unused.
  */
-#ifndef TAMIS_WEIGHTS_V4_WEIGHTS_H
-#define TAMIS_WEIGHTS_V4_WEIGHTS_H
+#ifndef TAMIS_WEIGHTS_MODEL_WEIGHTS_H
+#define TAMIS_WEIGHTS_MODEL_WEIGHTS_H
 
 #include "config/model_config.h"
 #include "tamis/dsa.h"
@@ -27,6 +26,7 @@ typedef struct tamis_expert_weights {
     tamis_matrix w2;     /* down: [hidden_size][moe_intermediate_size] */
 } tamis_expert_weights;
 
+/* A dense layer is its shared expert alone: gate.rows 0, width intermediate_size. */
 typedef struct tamis_moe_weights {
     tamis_matrix gate;   /* [n_routed_experts][hidden_size] */
     const float *bias;   /* [n_routed_experts]; NULL in hash layers */
@@ -36,30 +36,31 @@ typedef struct tamis_moe_weights {
     tamis_expert_weights shared; /* width moe_intermediate_size * n_shared_experts; rows 0: none */
 } tamis_moe_weights;
 
-typedef struct tamis_v4_layer_weights {
-    tamis_dsa_layer attn;
+typedef struct tamis_layer_weights {
+    tamis_dsa_layer dsa;               /* V4 */
+    tamis_sfa_layer sfa;               /* V3.2, GLM */
     const float *attn_norm, *ffn_norm; /* [hidden_size] */
-    tamis_hc_weights hc_attn, hc_ffn;
+    tamis_hc_weights hc_attn, hc_ffn;  /* V4 */
     tamis_moe_weights moe;
-} tamis_v4_layer_weights;
+} tamis_layer_weights;
 
-typedef struct tamis_v4_weights {
+typedef struct tamis_model_weights {
     tamis_matrix embed, head; /* [vocab_size][hidden_size] */
     const float *norm;        /* [hidden_size] */
-    tamis_hc_weights hc_head;
+    tamis_hc_weights hc_head; /* V4 */
     int32_t n_layers;
-    tamis_v4_layer_weights *layers;
+    tamis_layer_weights *layers;
     uint64_t mapped_bytes;  /* of the tensors used in place */
     uint64_t widened_bytes; /* what this object holds: f32 copies of vectors, and its tables */
-} tamis_v4_weights;
+} tamis_model_weights;
 
 /*
  * errors: FORMAT (missing tensor, shape, scales, an expert id out of range: file, tensor, value
  * seen and allowed), UNSUPPORTED (a dtype that tamis does not run), NO_MEMORY.
  * Marks what it binds as used. The checkpoint must outlive the weights.
  */
-tamis_status tamis_v4_weights_bind(tamis_v4_weights **out, tamis_checkpoint *checkpoint,
-                                   const tamis_model_config *config, tamis_error *err);
-void tamis_v4_weights_free(tamis_v4_weights **weights);
+tamis_status tamis_model_weights_bind(tamis_model_weights **out, tamis_checkpoint *checkpoint,
+                                      const tamis_model_config *config, tamis_error *err);
+void tamis_model_weights_free(tamis_model_weights **weights);
 
 #endif

@@ -2,7 +2,7 @@
  * Binding runs twice over the same code: once with a measuring arena, which checks every tensor and
  * adds up the vectors, and once with the arena in place. Nothing is copied before all is checked.
  */
-#include "weights/v4_weights.h"
+#include "weights/model_weights.h"
 
 #include <string.h>
 
@@ -14,9 +14,9 @@
 #include "weights/expert_ids.h"
 #include "weights/tensor_matrix.h"
 
-/* The object behind a tamis_v4_weights. */
+/* The object behind a tamis_model_weights. */
 typedef struct bound_weights {
-    tamis_v4_weights weights;      /* first: the public part */
+    tamis_model_weights weights;   /* first: the public part */
     tamis_expert_weights *experts; /* [n_layers][n_routed_experts] */
     void *vectors;
 } bound_weights;
@@ -24,7 +24,7 @@ typedef struct bound_weights {
 typedef struct binder {
     tamis_checkpoint *checkpoint;
     const tamis_model_config *config;
-    tamis_v4_weights *weights;
+    tamis_model_weights *weights;
     tamis_arena arena; /* f32 copies of vectors */
     int32_t layer, expert;
     tamis_error *err;
@@ -274,20 +274,20 @@ static tamis_status bind_moe(binder *b, tamis_moe_weights *moe)
 
 /* ---------------------------------------------------------------- model */
 
-static tamis_status bind_layer(binder *b, tamis_v4_layer_weights *layer)
+static tamis_status bind_layer(binder *b, tamis_layer_weights *layer)
 {
     const int64_t m = b->config->hc_mult, n_outputs = (2 + m) * m;
     TAMIS_TRY(bind_vector(b, &layer->attn_norm, TAMIS_V4_ATTN_NORM, b->config->hidden_size));
     TAMIS_TRY(bind_vector(b, &layer->ffn_norm, TAMIS_V4_FFN_NORM, b->config->hidden_size));
     TAMIS_TRY(bind_hc(b, &layer->hc_attn, TAMIS_V4_HC_ATTN_FN, n_outputs, 3));
     TAMIS_TRY(bind_hc(b, &layer->hc_ffn, TAMIS_V4_HC_FFN_FN, n_outputs, 3));
-    TAMIS_TRY(bind_attention(b, &layer->attn));
+    TAMIS_TRY(bind_attention(b, &layer->dsa));
     return bind_moe(b, &layer->moe);
 }
 
 static tamis_status bind_model(binder *b)
 {
-    tamis_v4_weights *w = b->weights;
+    tamis_model_weights *w = b->weights;
     const tamis_model_config *c = b->config;
     w->mapped_bytes = 0;
     TAMIS_TRY(bind_matrix(b, &w->embed, TAMIS_V4_EMBED, c->vocab_size, c->hidden_size));
@@ -301,7 +301,7 @@ static tamis_status bind_model(binder *b)
 
 static tamis_status take_tables(bound_weights *bound, const tamis_model_config *c, tamis_error *err)
 {
-    tamis_v4_weights *w = &bound->weights;
+    tamis_model_weights *w = &bound->weights;
     const size_t n_layers = (size_t)c->num_hidden_layers;
     const size_t n_experts = n_layers * (size_t)c->n_routed_experts;
     w->layers = tamis_mem_array(TAMIS_MEM_WEIGHTS, n_layers, sizeof *w->layers);
@@ -316,15 +316,15 @@ static tamis_status take_tables(bound_weights *bound, const tamis_model_config *
     return TAMIS_STATUS_OK;
 }
 
-tamis_status tamis_v4_weights_bind(tamis_v4_weights **out, tamis_checkpoint *checkpoint,
-                                   const tamis_model_config *config, tamis_error *err)
+tamis_status tamis_model_weights_bind(tamis_model_weights **out, tamis_checkpoint *checkpoint,
+                                      const tamis_model_config *config, tamis_error *err)
 {
     tamis_status st;
     *out = NULL;
     bound_weights *bound = tamis_mem_alloc(TAMIS_MEM_WEIGHTS, sizeof *bound);
     if (bound == NULL)
         return tamis_fail_memory(err, "weights", sizeof *bound);
-    tamis_v4_weights *weights = &bound->weights;
+    tamis_model_weights *weights = &bound->weights;
     binder b = {checkpoint, config, weights, {NULL, 0, 0}, 0, 0, err};
     TAMIS_TRY_GOTO(take_tables(bound, config, err));
     TAMIS_TRY_GOTO(bind_model(&b));
@@ -340,11 +340,11 @@ tamis_status tamis_v4_weights_bind(tamis_v4_weights **out, tamis_checkpoint *che
     *out = weights;
     return TAMIS_STATUS_OK;
 fail:
-    tamis_v4_weights_free(&weights);
+    tamis_model_weights_free(&weights);
     return st;
 }
 
-void tamis_v4_weights_free(tamis_v4_weights **weights)
+void tamis_model_weights_free(tamis_model_weights **weights)
 {
     bound_weights *bound = (bound_weights *)*weights;
     if (bound == NULL)

@@ -1,0 +1,202 @@
+/*
+ * tamis/sfa.h - the attention layer of DeepSeek-V3.2 and GLM-5 / 5.1 / 5.2 as operators an engine
+ * can adopt: MLA in its absorbed form, lightning indexer over every token, sparse flash attention
+ * over the latent cache. ("SFA" as in vllm-ascend's sfa_v1.)
+ *
+ * One step of an engine:
+ *
+ *     tamis_sfa_plan_build(plan, &batch, &err);        // may fail; nothing has changed then
+ *     for (int i = 0; i < n_layers; i++)               // fails on misuse and on NaN only
+ *         tamis_sfa_forward(&layers[i], i, plan, caches, x, out, team, &err);
+ *
+ * or the four operators that tamis_sfa_forward is made of, one by one.
+ *
+ * A token's cache row is its latent (kv_a_layernorm's output) followed by its rotated key part:
+ * kv_lora_rank + qk_rope_head_dim values that all heads share; K and V are never expanded. The
+ * key part stands in neighbouring pairs (x0 y0 x1 y1 ...), as the official code leaves it. There are
+ * no rings: rollback to any length is planning the next step with a smaller seq_len, and blocks
+ * need no clearing when they pass to another sequence.
+ *
+ * A complete program: examples/sfa_attention.c. Types shared with the other back end:
+ * tamis/attention.h.
+ *
+ * Results are the same bits for any cut of a prompt into steps, any batch, any number of threads,
+ * any physical blocks and any CPU level (docs/numerics.md). That is why there is one form for
+ * decode and prefill: expanding K and V for prefill would add in another order.
+ */
+#ifndef TAMIS_SFA_H
+#define TAMIS_SFA_H
+
+#include "tamis/attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Dimensions of one attention layer; names as in config.json. */
+typedef struct tamis_sfa_config {
+    int32_t hidden_size;
+    int32_t num_heads;
+    int32_t q_lora_rank, kv_lora_rank;
+    int32_t qk_nope_head_dim, qk_rope_head_dim; /* the last qk_rope_head_dim channels rotate (even) */
+    int32_t v_head_dim;
+    int32_t index_n_heads, index_head_dim; /* the first qk_rope_head_dim index channels rotate */
+    int32_t index_topk;           /* 0: no indexer, attention over all tokens */
+    bool index_rope_interleave;   /* GLM: index channels pair (2j, 2j+1); V3.2: (j, j + rope/2) */
+    bool reuse_topk;              /* use the selection of the nearest earlier layer; no indexer */
+    float rms_norm_eps;           /* of q_a_layernorm and kv_a_layernorm; the indexer's is 1e-6 */
+    float softmax_scale;          /* tamis_sfa_softmax_scale */
+    tamis_rope_config rope;
+} tamis_sfa_config;
+
+/**
+ * (nope + rope)^-0.5 m^2 with m = 0.1 mscale_all_dim ln(yarn_factor) + 1; m = 1 if yarn_factor <= 1
+ * or mscale_all_dim is 0. V3.2: 192, 40, 1 -> 0.13523378; GLM-5: 256, 1, 0 -> 0.0625.
+ */
+TAMIS_API float tamis_sfa_softmax_scale(int32_t qk_head_dim, float yarn_factor,
+                                        float mscale_all_dim);
+
+/** Weights of a layer; f32 arrays are borrowed, must stay valid and be 4-byte aligned. */
+typedef struct tamis_sfa_weights {
+    tamis_matrix q_a_proj;  /* [q_lora_rank][hidden_size] */
+    tamis_matrix q_b_proj;  /* [num_heads * (nope + rope)][q_lora_rank] */
+    tamis_matrix kv_a_proj; /* [kv_lora_rank + rope][hidden_size] (kv_a_proj_with_mqa) */
+    tamis_matrix kv_b_proj; /* [num_heads * (nope + v)][kv_lora_rank]: of each head nope key rows,
+                               then v value rows; used in place, no copy of the halves is made */
+    tamis_matrix o_proj;    /* [hidden_size][num_heads * v] */
+    const float *q_a_norm;  /* [q_lora_rank] */
+    const float *kv_a_norm; /* [kv_lora_rank] */
+    /* indexer; not read if index_topk is 0 or reuse_topk is set */
+    tamis_matrix index_wq_b;         /* [index_n_heads * index_head_dim][q_lora_rank] */
+    tamis_matrix index_wk;           /* [index_head_dim][hidden_size] */
+    tamis_matrix index_weights_proj; /* [index_n_heads][hidden_size] */
+    const float *index_k_norm;       /* [index_head_dim] LayerNorm, eps 1e-6 */
+    const float *index_k_norm_bias;  /* [index_head_dim] */
+} tamis_sfa_weights;
+
+typedef struct tamis_sfa_layer {
+    tamis_sfa_config config;
+    tamis_sfa_weights weights;
+} tamis_sfa_layer;
+
+/** Check dimensions and weight shapes. errors: INVALID or UNSUPPORTED naming the field. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_layer_check(const tamis_sfa_layer *layer,
+                                                              tamis_error *err);
+
+/* ---------------------------------------------------------------- caches */
+
+typedef struct tamis_sfa_caches tamis_sfa_caches;
+
+/** errors: INVALID, UNSUPPORTED, LIMIT (overflow) */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_caches_measure(const tamis_sfa_config *layers,
+                                                                 int32_t n_layers,
+                                                                 const tamis_cache_params *params,
+                                                                 tamis_cache_bytes *out,
+                                                                 tamis_error *err);
+/** Allocate the caches of n_layers layers, zeroed. `layers` is copied. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_caches_open(tamis_sfa_caches **out,
+                                                              const tamis_sfa_config *layers,
+                                                              int32_t n_layers,
+                                                              const tamis_cache_params *params,
+                                                              tamis_error *err);
+TAMIS_API void tamis_sfa_caches_close(tamis_sfa_caches **caches);
+/** Copy one block (all layers): fork and copy-on-write. */
+TAMIS_API void tamis_sfa_caches_copy_block(tamis_sfa_caches *caches, int32_t dst, int32_t src);
+
+/* ---------------------------------------------------------------- plan */
+
+typedef struct tamis_sfa_plan tamis_sfa_plan;
+
+/** Bytes a plan takes for these layers, its workspace included. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_measure(const tamis_sfa_config *layers,
+                                                               int32_t n_layers,
+                                                               const tamis_plan_params *params,
+                                                               int32_t block_tokens,
+                                                               uint64_t *bytes, tamis_error *err);
+/** A plan for these layers and caches. Nothing is allocated after this call. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_open(tamis_sfa_plan **out,
+                                                            const tamis_sfa_caches *caches,
+                                                            const tamis_plan_params *params,
+                                                            tamis_error *err);
+TAMIS_API void tamis_sfa_plan_close(tamis_sfa_plan **plan);
+/**
+ * Plan a step; batch->slots is not read. errors: INVALID (query_start_loc, lengths, block ids, a
+ * block that this step writes and another of its requests holds: the request, the value seen and
+ * allowed), LIMIT (tokens, requests, context). The previous plan is void after a failure.
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_build(tamis_sfa_plan *plan,
+                                                             const tamis_batch *batch,
+                                                             tamis_error *err);
+
+/* ---------------------------------------------------------------- operators */
+
+/**
+ * One attention layer over the planned tokens; also writes their rows into the caches.
+ *
+ * shapes   x, out  [num_tokens][hidden_size] f32, contiguous; out must not overlap x. x is the
+ *          normed input of the layer, out is without the residual
+ * args     layer_idx: number of the layer among those the caches were opened with; layers are run
+ *          in ascending order within a step (a reuse_topk layer reads an earlier selection).
+ *          team: of plan's n_threads
+ * numeric  class ordered
+ * threads  plan, caches and team belong to one caller at a time
+ * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
+ *          caches were opened for, a team of another size, caches of another plan.
+ *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input)
+ * source   V3.2 inference/model.py (MLA, Indexer); sfa_v1.py forward
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_forward(const tamis_sfa_layer *layer,
+                                                          int32_t layer_idx, tamis_sfa_plan *plan,
+                                                          tamis_sfa_caches *caches, const float *x,
+                                                          float *out, tamis_team *team,
+                                                          tamis_error *err);
+
+/**
+ * The parts of tamis_sfa_forward, to be called in this order for a layer; arguments and errors as
+ * there, and STATE for a part that comes before its predecessors.
+ *
+ * preprocess  x -> norms, rotations, cache rows of the step (latent and index key), absorbed query
+ *             (tamis_sfa_plan_query), query and weights of the indexer
+ * select      top-k of every token (tamis_sfa_plan_topk); does nothing in a layer without indexer
+ * attend      sparse flash attention (tamis_sfa_plan_latent_out). indices NULL: the selection of
+ *             this step; else [num_tokens][num_indices] logical positions of the token's sequence in
+ *             any order, -1 (skipped) anywhere, others in 0..position (INVALID names token, entry
+ *             and value); a position that stands twice counts twice. lse NULL or
+ *             [num_tokens][num_heads]: natural log of the sum of exponentials of scaled scores,
+ *             -inf for a token without any index, whose output is zero
+ * output      value up-projection and o_proj -> out
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_preprocess(const tamis_sfa_layer *layer,
+                                                             int32_t layer_idx,
+                                                             tamis_sfa_plan *plan,
+                                                             tamis_sfa_caches *caches,
+                                                             const float *x, tamis_team *team,
+                                                             tamis_error *err);
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_select(const tamis_sfa_layer *layer,
+                                                         int32_t layer_idx, tamis_sfa_plan *plan,
+                                                         tamis_sfa_caches *caches, tamis_team *team,
+                                                         tamis_error *err);
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_attend(const tamis_sfa_layer *layer,
+                                                         int32_t layer_idx, tamis_sfa_plan *plan,
+                                                         tamis_sfa_caches *caches,
+                                                         const int32_t *indices,
+                                                         int32_t num_indices, float *lse,
+                                                         tamis_team *team, tamis_error *err);
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_output(const tamis_sfa_layer *layer,
+                                                         int32_t layer_idx, tamis_sfa_plan *plan,
+                                                         tamis_sfa_caches *caches, float *out,
+                                                         tamis_team *team, tamis_error *err);
+
+/** Tokens of the planned step. */
+TAMIS_API int32_t tamis_sfa_plan_num_tokens(const tamis_sfa_plan *plan);
+/** [num_tokens][index_topk] ascending positions, then -1: the latest selection of this step. */
+TAMIS_API const int32_t *tamis_sfa_plan_topk(const tamis_sfa_plan *plan);
+/** After preprocess: [num_tokens][num_heads][kv_lora_rank + rope] absorbed query; may be changed. */
+TAMIS_API float *tamis_sfa_plan_query(tamis_sfa_plan *plan);
+/** After attend: attention output of a token, [num_heads][kv_lora_rank] (in the query's place). */
+TAMIS_API float *tamis_sfa_plan_latent_out(tamis_sfa_plan *plan, int32_t token);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,48 @@
+/*
+ * The lightning indexer of both back ends once its query, head weights and keys stand: scaling the
+ * weights, and the k best keys of every token. V4 scores compressed rows, V3.2 and GLM every token;
+ * the keys lie in a paged cache either way.
+ */
+#ifndef TAMIS_ATTENTION_COMMON_INDEXER_H
+#define TAMIS_ATTENTION_COMMON_INDEXER_H
+
+#include "caches/cache_store.h"
+#include "core/arena.h"
+#include "ops/index_select.h"
+#include "plan/step.h"
+
+/* Buffers of the running layer; T = max_tokens. */
+typedef struct tamis_indexer {
+    float *q;      /* [T][n_heads * head_dim] */
+    float *w_raw;  /* [T][n_heads] weights_proj x */
+    float *w;      /* [T][round_up(n_heads, 16)] scaled, zeros after n_heads */
+    int32_t *topk; /* [T][topk]; survives between the layers of a step */
+    tamis_candidate *partials;
+    int32_t *n_partials;
+} tamis_indexer;
+
+/* Largest dimensions over the layers; all 0: no layer has an indexer. */
+typedef struct tamis_indexer_dims {
+    int32_t n_heads, head_dim, topk;
+} tamis_indexer_dims;
+
+void tamis_indexer_layout(tamis_indexer *indexer, tamis_indexer_dims max, int32_t max_tokens,
+                          int32_t n_threads, tamis_arena *arena);
+/* Scratch floats of a thread. */
+size_t tamis_indexer_scratch_floats(tamis_indexer_dims dims);
+
+/*
+ * w = w_raw times one factor, head_dim^-0.5 n_heads^-0.5; zeros in unused lanes. false: a NaN or
+ * infinity came out.
+ */
+bool tamis_indexer_scale_weights(const tamis_indexer *indexer, const tamis_kernels *kernels,
+                                 tamis_indexer_dims dims, int64_t token);
+/*
+ * Selects for every token of the step among its first visible[token] keys.
+ * false: some token has fewer than k scores that are numbers.
+ */
+bool tamis_indexer_select(const tamis_indexer *indexer, const tamis_exec *exec,
+                          tamis_indexer_dims dims, const tamis_step *step, const tamis_cache *keys,
+                          const int32_t *visible, const tamis_partition *partition);
+
+#endif

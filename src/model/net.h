@@ -1,0 +1,103 @@
+/*
+ * A family's network as the engine runs it: caches, plan and activations behind one table of calls,
+ * so that the engine knows no family.
+ *
+ * Order of a step: tamis_net_plan (may fail; nothing has changed then), tamis_net_forward (fails on
+ * a NaN only). Nothing is allocated after open.
+ */
+#ifndef TAMIS_MODEL_NET_H
+#define TAMIS_MODEL_NET_H
+
+#include "caches/cache_store.h"
+#include "model/moe.h"
+#include "model/tap.h"
+
+typedef struct tamis_net tamis_net;
+
+typedef struct tamis_net_params {
+    tamis_cache_params cache;
+    tamis_plan_params plan;
+    int32_t max_logits; /* rows per step */
+} tamis_net_params;
+
+typedef struct tamis_net_bytes {
+    tamis_cache_bytes caches;
+    uint64_t workspace; /* plan and activations */
+} tamis_net_bytes;
+
+typedef struct tamis_net_step {
+    const int32_t *tokens;     /* [n_tokens] ids, in range */
+    int32_t n_tokens;          /* those of the plan */
+    const int32_t *logit_rows; /* [n_logits] tokens whose logits are wanted */
+    int32_t n_logits;
+    float *logits; /* [n_logits][vocab_size] */
+} tamis_net_step;
+
+/* What tamis_net_forward returns: all is well, or the part in which a NaN or infinity came up: a
+ * layer, or the embedding and the head (numbered as tamis_weights_find_fault does). */
+#define TAMIS_NET_FINE       (-2)
+#define TAMIS_NET_FAULT_ENDS (-1)
+
+/* What a family provides; each call gets the whole object, of which tamis_net is the first part. */
+typedef struct tamis_net_ops {
+    size_t net_bytes; /* of the family's object */
+    /* Bytes of caches and plan: what open takes besides the activations. */
+    tamis_status (*measure)(const tamis_net *net, tamis_net_bytes *out, tamis_error *err);
+    /* Opens caches and plan, sets net->store. */
+    tamis_status (*open)(tamis_net *net, tamis_error *err);
+    void (*close)(tamis_net *net); /* a half-open one too */
+    /* The family's activations, and its need of scratch floats per thread. */
+    size_t (*layout)(tamis_net *net, tamis_arena *arena);
+    tamis_status (*plan)(tamis_net *net, const tamis_batch *batch, tamis_error *err);
+    int32_t (*forward)(tamis_net *net, const tamis_net_step *step);
+} tamis_net_ops;
+
+extern const tamis_net_ops tamis_v4_ops, tamis_v32_ops;
+
+/* T = max_num_batched_tokens, R = max_logits. */
+struct tamis_net {
+    const tamis_net_ops *ops;
+    const tamis_model_config *config;
+    const tamis_model_weights *weights;
+    tamis_net_params params;
+    tamis_exec exec; /* team and kernels are the caller's to set before a step */
+    tamis_tap tap;
+    tamis_cache_store *store; /* blocks and rings of all layers: fork, copies, rollback */
+    float *x;                 /* [T][H] normed input of the running sublayer */
+    float *v;                 /* [T][H] its output */
+    float *head_x;            /* [R][H] */
+    tamis_moe moe;
+    void *memory; /* the activations lie here */
+};
+
+/* errors: INVALID, LIMIT, UNSUPPORTED */
+tamis_status tamis_net_measure(const tamis_model_config *config, const tamis_model_weights *weights,
+                               const tamis_net_params *params, tamis_net_bytes *out,
+                               tamis_error *err);
+/* errors: the same, NO_MEMORY. config and weights must outlive the net. */
+tamis_status tamis_net_open(tamis_net **out, const tamis_model_config *config,
+                            const tamis_model_weights *weights, const tamis_net_params *params,
+                            tamis_error *err);
+void tamis_net_close(tamis_net **net);
+
+static inline tamis_status tamis_net_plan(tamis_net *net, const tamis_batch *batch,
+                                          tamis_error *err)
+{
+    return net->ops->plan(net, batch, err);
+}
+static inline int32_t tamis_net_forward(tamis_net *net, const tamis_net_step *step)
+{
+    return net->ops->forward(net, step);
+}
+
+/* ---------------------------------------------------------------- shared by the families */
+
+/* The embedding of every token, `copies` times side by side: out [n_tokens][copies][H]. false: a
+ * NaN or infinity came up. */
+bool tamis_net_embed(const tamis_net *net, const tamis_net_step *step, int32_t copies, float *out);
+/* Logits of head_x [n_logits][H], already normed. false as above. */
+bool tamis_net_head(const tamis_net *net, const tamis_net_step *step);
+/* Experts of a layer, x -> v, with their taps. false as above. */
+bool tamis_net_experts(tamis_net *net, int32_t layer, const tamis_net_step *step);
+
+#endif
