@@ -1,0 +1,98 @@
+#include "attention/sfa/caches.h"
+
+#include <string.h>
+
+#include "core/error.h"
+#include "core/mem.h"
+
+static void describe_layer(const void *layers, int32_t layer_idx, const tamis_cache_params *p,
+                           tamis_cache_desc *descs)
+{
+    const tamis_sfa_config *layer = (const tamis_sfa_config *)layers + layer_idx;
+    const tamis_cache_desc every_token = {
+        .life = TAMIS_CACHE_PAGED, .dtype = p->kv_cache_dtype, .rows = p->block_tokens};
+    descs[TAMIS_SFA_LATENT] = every_token;
+    descs[TAMIS_SFA_LATENT].values_per_row = tamis_sfa_row_values(layer);
+    if (!tamis_sfa_has_indexer(layer))
+        return;
+    descs[TAMIS_SFA_INDEX_KEY] = every_token;
+    descs[TAMIS_SFA_INDEX_KEY].values_per_row = layer->index_head_dim;
+}
+
+/* Everything but the memory itself. */
+static tamis_status describe(tamis_sfa_caches *caches, const tamis_sfa_config *layers,
+                             int32_t n_layers, const tamis_cache_params *params, tamis_error *err)
+{
+    for (int32_t i = 0; i < n_layers; i++)
+        TAMIS_TRY(tamis_sfa_config_check(&layers[i], err));
+    TAMIS_TRY(tamis_layer_caches_describe(&caches->base, layers, n_layers, TAMIS_SFA_NUM_ROLES,
+                                          params, describe_layer, err));
+    const size_t n = (size_t)n_layers;
+    caches->layers = tamis_mem_array(TAMIS_MEM_MISC, n, sizeof *caches->layers);
+    if (caches->layers == NULL)
+        return tamis_fail_memory(err, "cache descriptions", n * sizeof *caches->layers);
+    memcpy(caches->layers, layers, n * sizeof *layers);
+    return TAMIS_STATUS_OK;
+}
+
+static void release(tamis_sfa_caches *caches)
+{
+    tamis_layer_caches_release(&caches->base);
+    tamis_mem_free(caches->layers);
+}
+
+tamis_status tamis_sfa_caches_measure(const tamis_sfa_config *layers, int32_t n_layers,
+                                      const tamis_cache_params *params, tamis_cache_bytes *out,
+                                      tamis_error *err)
+{
+    tamis_sfa_caches caches = {0};
+    const tamis_status st = describe(&caches, layers, n_layers, params, err);
+    if (st == TAMIS_STATUS_OK)
+        *out = tamis_layer_caches_bytes(&caches.base);
+    release(&caches);
+    return st;
+}
+
+tamis_status tamis_sfa_caches_open(tamis_sfa_caches **out, const tamis_sfa_config *layers,
+                                   int32_t n_layers, const tamis_cache_params *params,
+                                   tamis_error *err)
+{
+    tamis_status st;
+    *out = NULL;
+    tamis_sfa_caches *caches = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *caches);
+    if (caches == NULL)
+        return tamis_fail_memory(err, "caches", sizeof *caches);
+    TAMIS_TRY_GOTO(describe(caches, layers, n_layers, params, err));
+    TAMIS_TRY_GOTO(tamis_cache_store_allocate(&caches->base.store, err));
+    *out = caches;
+    return TAMIS_STATUS_OK;
+fail:
+    tamis_sfa_caches_close(&caches);
+    return st;
+}
+
+void tamis_sfa_caches_close(tamis_sfa_caches **caches)
+{
+    if (caches == NULL || *caches == NULL)
+        return;
+    release(*caches);
+    tamis_mem_free(*caches);
+    *caches = NULL;
+}
+
+void tamis_sfa_caches_copy_block(tamis_sfa_caches *caches, int32_t dst, int32_t src)
+{
+    tamis_cache_store_copy_block(&caches->base.store, dst, src);
+}
+
+tamis_cache_store *tamis_sfa_caches_store(tamis_sfa_caches *caches)
+{
+    return &caches->base.store;
+}
+
+const void *tamis_sfa_caches_row(const tamis_sfa_caches *caches, int32_t layer_idx,
+                                 tamis_sfa_role role, int32_t block, int32_t row)
+{
+    const tamis_cache *cache = tamis_layer_cache(&caches->base, layer_idx, (int32_t)role);
+    return cache == NULL ? NULL : tamis_cache_block_row(cache, block, row);
+}

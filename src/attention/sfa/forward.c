@@ -1,0 +1,243 @@
+/*
+ * One DeepSeek-V3.2 or GLM attention layer: MLA in absorbed form over the tokens that the indexer
+ * selects.
+ *
+ *   x -> q_a -> norm -> q_b -> nope part -> times K-up of the head ---.
+ *                           -> rope part -> rotation -----------------+-> q
+ *   x -> kv_a -> norm of the latent, rotation of the key part -> cache row, key and value at once
+ *   x -> indexer: wk -> LayerNorm, rotation -> key row; weights; q_a's norm -> wq_b, rotation
+ *        -> scores over all tokens -> top-k -> list of cache rows
+ *   attention over the list -> latent -> times V-up of the head -> o_proj -> out
+ *
+ * K-up and V-up are the two parts of each head in kv_b_proj, read in place. Rows are rounded to the
+ * cache's type before anything reads them. Source: V3.2 inference/model.py (MLA, Indexer);
+ * sfa_v1.py forward; docs/numerics.md.
+ */
+#include "attention/sfa/stages.h"
+#include "core/error.h"
+
+/* ---------------------------------------------------------------- linear layers */
+
+static tamis_linear_job project(const tamis_sfa_call *call, const tamis_matrix *w, const float *x,
+                                float *y)
+{
+    return tamis_linear_full(w, x, y, call->plan->step.n_tokens);
+}
+
+/* Q1, K1, J1, W1: everything that reads x, side by side. */
+static void project_inputs(const tamis_sfa_call *call, const float *x)
+{
+    const tamis_sfa_weights *w = call->weights;
+    const tamis_sfa_workspace *ws = &call->plan->ws;
+    const tamis_linear_job jobs[] = {project(call, &w->q_a_proj, x, ws->qa),
+                                     project(call, &w->kv_a_proj, x, ws->kv),
+                                     project(call, &w->index_wk, x, ws->index_k),
+                                     project(call, &w->index_weights_proj, x, ws->indexer.w_raw)};
+    tamis_linear_run(&call->exec, jobs, call->index_key != NULL ? 4 : 2);
+}
+
+/* Q3, I1: both queries come from the normed low-rank query. */
+static void project_queries(const tamis_sfa_call *call)
+{
+    const tamis_sfa_weights *w = call->weights;
+    const tamis_sfa_workspace *ws = &call->plan->ws;
+    const tamis_linear_job jobs[] = {project(call, &w->q_b_proj, ws->qa, ws->heads),
+                                     project(call, &w->index_wq_b, ws->qa, ws->indexer.q)};
+    tamis_linear_run(&call->exec, jobs, call->index_key != NULL ? 2 : 1);
+}
+
+/* Q5: q_h . (K_h c) = (q_h K_h) . c, so the query meets the latent itself. */
+static void absorb(const tamis_sfa_call *call)
+{
+    const tamis_sfa_config *c = call->config;
+    const tamis_sfa_workspace *ws = &call->plan->ws;
+    const int64_t qk = c->qk_nope_head_dim + c->qk_rope_head_dim, row = tamis_sfa_row_values(c);
+    for (int64_t h = 0; h < c->num_heads; h++) {
+        const int64_t first = h * (c->qk_nope_head_dim + c->v_head_dim);
+        ws->jobs[h] = (tamis_linear_job){.w = &call->weights->kv_b_proj,
+                                         .row_begin = first,
+                                         .row_end = first + c->qk_nope_head_dim,
+                                         .x = ws->heads + h * qk,
+                                         .x_stride = c->num_heads * qk,
+                                         .y = ws->q + h * row,
+                                         .y_stride = c->num_heads * row,
+                                         .n_tokens = call->plan->step.n_tokens};
+    }
+    tamis_linear_t_run(&call->exec, ws->jobs, c->num_heads);
+}
+
+/* O1: latents of the heads become values, then the layer's output. */
+static void project_output(const tamis_sfa_call *call, float *out)
+{
+    const tamis_sfa_config *c = call->config;
+    const tamis_sfa_workspace *ws = &call->plan->ws;
+    const int64_t row = tamis_sfa_row_values(c);
+    for (int64_t h = 0; h < c->num_heads; h++) {
+        const int64_t end = (h + 1) * (c->qk_nope_head_dim + c->v_head_dim);
+        ws->jobs[h] = (tamis_linear_job){.w = &call->weights->kv_b_proj,
+                                         .row_begin = end - c->v_head_dim,
+                                         .row_end = end,
+                                         .x = ws->q + h * c->kv_lora_rank,
+                                         .x_stride = c->num_heads * row,
+                                         .y = ws->heads + h * c->v_head_dim,
+                                         .y_stride = (int64_t)c->num_heads * c->v_head_dim,
+                                         .n_tokens = call->plan->step.n_tokens};
+    }
+    tamis_linear_run(&call->exec, ws->jobs, c->num_heads);
+    const tamis_linear_job job = project(call, &call->weights->o_proj, ws->heads, out);
+    tamis_linear_run(&call->exec, &job, 1);
+}
+
+/* ---------------------------------------------------------------- checks */
+
+/* Misuse that would corrupt memory or give wrong numbers; cheap beside one matrix row. */
+static tamis_status check_call(const tamis_sfa_layer *layer, int32_t layer_idx,
+                               const tamis_sfa_plan *plan, const tamis_sfa_caches *caches,
+                               const tamis_team *team, tamis_error *err)
+{
+    if (plan->layers != caches->layers)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: the plan belongs to other caches");
+    if (layer_idx < 0 || layer_idx >= plan->n_layers)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: layer_idx is %d, allowed 0..%d",
+                          layer_idx, plan->n_layers - 1);
+    if (tamis_team_size(team) != plan->params.n_threads)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: the team has %d threads, the plan was opened for %d",
+                          tamis_team_size(team), plan->params.n_threads);
+    if (!tamis_sfa_config_equal(&layer->config, &plan->layers[layer_idx]))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: the config differs from that of layer %d of the caches",
+                          layer_idx);
+    return tamis_sfa_layer_check(layer, err);
+}
+
+/* Whether the layer has come as far as `needed` and no further than `latest`. */
+static tamis_status check_progress(const tamis_sfa_plan *plan, int32_t layer_idx,
+                                   tamis_sfa_progress needed, tamis_sfa_progress latest,
+                                   const char *what, tamis_error *err)
+{
+    static const char *const names[] = {"nothing", "preprocess", "select", "attend"};
+    const tamis_sfa_progress seen =
+        plan->running_layer == layer_idx ? plan->progress : TAMIS_SFA_NOTHING;
+    if (seen >= needed && seen <= latest)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_STATE, "layer %d: %s comes after %s, the last one was %s",
+                      layer_idx, what, names[needed], names[seen]);
+}
+
+static tamis_status check_indices(const tamis_sfa_plan *plan, const int32_t *indices,
+                                  int32_t num_indices, tamis_error *err)
+{
+    if (num_indices < 0 || num_indices > plan->longest_list)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "attend: num_indices is %d, allowed 0..%d",
+                          num_indices, plan->longest_list);
+    for (int32_t t = 0; t < plan->step.n_tokens; t++)
+        for (int32_t i = 0; i < num_indices; i++) {
+            const int32_t pos = indices[(int64_t)t * num_indices + i];
+            if (pos < -1 || pos > plan->step.tok_pos[t])
+                return tamis_fail(err, TAMIS_STATUS_INVALID,
+                                  "attend: token %d, entry %d is position %d, allowed -1..%d", t, i,
+                                  pos, plan->step.tok_pos[t]);
+        }
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status finish(tamis_sfa_plan *plan, int32_t layer_idx, tamis_sfa_progress progress,
+                           tamis_error *err)
+{
+    plan->running_layer = layer_idx;
+    plan->progress = progress;
+    if (atomic_load_explicit(&plan->has_fault, memory_order_relaxed))
+        return tamis_fail(err, TAMIS_STATUS_FORMAT,
+                          "layer %d: attention met a NaN or an infinity in its input or weights",
+                          layer_idx);
+    return TAMIS_STATUS_OK;
+}
+
+/* ---------------------------------------------------------------- operators */
+
+static void book(const tamis_sfa_call *call, tamis_attn_stage stage, uint64_t *since)
+{
+    tamis_profile_add(call->plan->profile, call->config->reuse_topk ? 1 : 0, stage, since);
+}
+
+tamis_status tamis_sfa_preprocess(const tamis_sfa_layer *layer, int32_t layer_idx,
+                                  tamis_sfa_plan *plan, tamis_sfa_caches *caches, const float *x,
+                                  tamis_team *team, tamis_error *err)
+{
+    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
+    uint64_t clock = tamis_profile_clock(plan->profile);
+    atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
+    project_inputs(&call, x);
+    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_store_rows(&call);
+    book(&call, TAMIS_STAGE_ROWS, &clock);
+    project_queries(&call);
+    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_rotate_queries(&call);
+    book(&call, TAMIS_STAGE_ROWS, &clock);
+    absorb(&call);
+    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    return finish(plan, layer_idx, TAMIS_SFA_PREPROCESSED, err);
+}
+
+tamis_status tamis_sfa_select(const tamis_sfa_layer *layer, int32_t layer_idx, tamis_sfa_plan *plan,
+                              tamis_sfa_caches *caches, tamis_team *team, tamis_error *err)
+{
+    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    TAMIS_TRY(
+        check_progress(plan, layer_idx, TAMIS_SFA_PREPROCESSED, TAMIS_SFA_SELECTED, "select", err));
+    if (layer->config.reuse_topk && !plan->has_selection)
+        return tamis_fail(err, TAMIS_STATUS_STATE,
+                          "layer %d: no earlier layer has selected in this step", layer_idx);
+    tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
+    uint64_t clock = tamis_profile_clock(plan->profile);
+    if (call.index_key != NULL) {
+        tamis_sfa_run_select(&call);
+        plan->has_selection = true;
+    }
+    book(&call, TAMIS_STAGE_SELECT, &clock);
+    return finish(plan, layer_idx, TAMIS_SFA_SELECTED, err);
+}
+
+tamis_status tamis_sfa_attend(const tamis_sfa_layer *layer, int32_t layer_idx, tamis_sfa_plan *plan,
+                              tamis_sfa_caches *caches, const int32_t *indices, int32_t num_indices,
+                              float *lse, tamis_team *team, tamis_error *err)
+{
+    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    TAMIS_TRY(check_progress(plan, layer_idx,
+                             indices != NULL ? TAMIS_SFA_PREPROCESSED : TAMIS_SFA_SELECTED,
+                             TAMIS_SFA_SELECTED, "attend", err));
+    if (indices != NULL)
+        TAMIS_TRY(check_indices(plan, indices, num_indices, err));
+    tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
+    uint64_t clock = tamis_profile_clock(plan->profile);
+    tamis_sfa_run_attend(&call, indices, num_indices, lse);
+    book(&call, TAMIS_STAGE_ATTEND, &clock);
+    return finish(plan, layer_idx, TAMIS_SFA_ATTENDED, err);
+}
+
+tamis_status tamis_sfa_output(const tamis_sfa_layer *layer, int32_t layer_idx, tamis_sfa_plan *plan,
+                              tamis_sfa_caches *caches, float *out, tamis_team *team,
+                              tamis_error *err)
+{
+    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    TAMIS_TRY(
+        check_progress(plan, layer_idx, TAMIS_SFA_ATTENDED, TAMIS_SFA_ATTENDED, "output", err));
+    tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
+    uint64_t clock = tamis_profile_clock(plan->profile);
+    project_output(&call, out);
+    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    return finish(plan, layer_idx, TAMIS_SFA_NOTHING, err);
+}
+
+tamis_status tamis_sfa_forward(const tamis_sfa_layer *layer, int32_t layer_idx,
+                               tamis_sfa_plan *plan, tamis_sfa_caches *caches, const float *x,
+                               float *out, tamis_team *team, tamis_error *err)
+{
+    TAMIS_TRY(tamis_sfa_preprocess(layer, layer_idx, plan, caches, x, team, err));
+    TAMIS_TRY(tamis_sfa_select(layer, layer_idx, plan, caches, team, err));
+    TAMIS_TRY(tamis_sfa_attend(layer, layer_idx, plan, caches, NULL, 0, NULL, team, err));
+    return tamis_sfa_output(layer, layer_idx, plan, caches, out, team, err);
+}
