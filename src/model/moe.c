@@ -24,20 +24,36 @@ typedef struct moe_pass {
 } moe_pass;
 
 /* clang-format off */
-static int64_t num_experts(const moe_pass *pass) { return pass->moe->config->n_routed_experts; }
-static int64_t per_token(const moe_pass *pass) { return pass->moe->config->num_experts_per_tok; }
+static bool is_dense(const moe_pass *pass) { return pass->weights->gate.rows == 0; }
+static int64_t num_experts(const moe_pass *pass) { return pass->weights->gate.rows; }
+static int64_t per_token(const moe_pass *pass) { return is_dense(pass) ? 0 : pass->moe->config->num_experts_per_tok; }
 static int64_t hidden_size(const moe_pass *pass) { return pass->moe->config->hidden_size; }
 static int64_t width(const moe_pass *pass) { return pass->moe->config->moe_intermediate_size; }
 static int64_t shared_width(const moe_pass *pass) { return pass->weights->shared.w1.rows; }
 /* clang-format on */
+
+/* Width of the dense layers; 0: there are none. */
+static int64_t dense_width(const tamis_model_config *config)
+{
+    for (int32_t i = 0; i < config->num_hidden_layers; i++)
+        if (config->is_dense_layer[i])
+            return config->intermediate_size;
+    return 0;
+}
+
+/* Inner values of a token in the widest layer. */
+static int64_t inner_floats(const tamis_model_config *config)
+{
+    const int64_t n_experts = (int64_t)config->num_experts_per_tok + config->n_shared_experts;
+    return tamis_max_i64(n_experts * config->moe_intermediate_size, dense_width(config));
+}
 
 void tamis_moe_layout(tamis_moe *moe, tamis_arena *arena)
 {
     const tamis_model_config *c = moe->config;
     const size_t n_tokens = (size_t)moe->max_tokens, n_experts = (size_t)c->n_routed_experts;
     const size_t n_rows = n_tokens * (size_t)c->num_experts_per_tok;
-    const size_t inner =
-        (n_rows + n_tokens * (size_t)c->n_shared_experts) * (size_t)c->moe_intermediate_size;
+    const size_t inner = n_tokens * (size_t)inner_floats(c);
     moe->scores = tamis_arena_take(arena, n_tokens * n_experts, sizeof(float));
     moe->ids = tamis_arena_take(arena, n_rows, sizeof(int32_t));
     moe->weights = tamis_arena_take(arena, n_rows, sizeof(float));
@@ -52,11 +68,12 @@ void tamis_moe_layout(tamis_moe *moe, tamis_arena *arena)
 
 size_t tamis_moe_scratch_floats(const tamis_model_config *config)
 {
-    int64_t cols = config->hidden_size;
+    int64_t cols = tamis_max_i64(config->hidden_size, dense_width(config));
     cols = tamis_max_i64(cols, (int64_t)config->moe_intermediate_size *
                                    tamis_max_i64(config->n_shared_experts, 1));
-    const size_t linear = TAMIS_LINEAR_SCRATCH(cols), n_experts = (size_t)config->n_routed_experts;
-    return linear > n_experts ? linear : n_experts;
+    const size_t linear = TAMIS_LINEAR_SCRATCH(cols);
+    const size_t routing = (size_t)config->n_routed_experts + (size_t)config->n_group;
+    return linear > routing ? linear : routing;
 }
 
 /* ---------------------------------------------------------------- router */
@@ -88,23 +105,73 @@ static void score(const moe_pass *pass, float *scores)
             scores[e] = score_of(scoring, scores[e]);
 }
 
+/* The larger plus the second largest of n >= 2 scores. */
+static float top_two(const float *x, int64_t n)
+{
+    float first = x[0], second = -INFINITY;
+    for (int64_t i = 1; i < n; i++)
+        if (x[i] > first) {
+            second = first;
+            first = x[i];
+        } else if (x[i] > second) {
+            second = x[i];
+        }
+    return first + second;
+}
+
+/* Whether fewer than `k` of n groups have a larger score, or the same one and a lower number. */
+static bool is_kept(const float *group_scores, int32_t n, int32_t group, int32_t k)
+{
+    int32_t n_better = 0;
+    for (int32_t g = 0; g < n; g++)
+        n_better += group_scores[g] > group_scores[group] ||
+                    (g < group && group_scores[g] == group_scores[group]);
+    return n_better < k;
+}
+
+static void push(tamis_topk *topk, const tamis_kernels *kernels, const float *biased, int32_t first,
+                 int32_t end)
+{
+    for (; first < end; first += TAMIS_TOPK_BLOCK) {
+        const int32_t n = end - first;
+        tamis_topk_push(topk, kernels, biased + first, n < TAMIS_TOPK_BLOCK ? n : TAMIS_TOPK_BLOCK,
+                        first);
+    }
+}
+
+/* Only experts of the best groups stand for election: a biased score may be negative, so no finite
+ * value could stand in for those of the others. */
+static void push_groups(const moe_pass *pass, tamis_topk *topk, const float *biased,
+                        float *group_scores)
+{
+    const tamis_model_config *c = pass->moe->config;
+    const int32_t size = c->n_routed_experts / c->n_group;
+    for (int32_t g = 0; g < c->n_group; g++)
+        group_scores[g] = top_two(biased + g * size, size);
+    for (int32_t g = 0; g < c->n_group; g++)
+        if (is_kept(group_scores, c->n_group, g, c->topk_group))
+            push(topk, pass->exec->kernels, biased, g * size, (g + 1) * size);
+}
+
 /* The bias chooses, but does not weigh. false: some score is not a number. */
-static bool choose(const moe_pass *pass, const float *scores, int32_t *ids, float *biased)
+static bool choose(const moe_pass *pass, const float *scores, int32_t *ids, float *scratch)
 {
     const tamis_kernels *k = pass->exec->kernels;
     const int32_t n_experts = (int32_t)num_experts(pass);
+    float *biased = scratch; /* [n_experts]; group scores [n_group] follow */
     tamis_candidate items[3 * TAMIS_MAX_EXPERTS_PER_TOK + 2 * TAMIS_TOPK_BLOCK];
     tamis_topk topk;
     memcpy(biased, scores, (size_t)n_experts * sizeof *biased);
     if (pass->weights->bias != NULL)
         k->add(biased, pass->weights->bias, n_experts);
+    if (!k->all_finite(biased, n_experts))
+        return false;
     tamis_topk_init(&topk, items, (int32_t)per_token(pass));
-    for (int32_t first = 0; first < n_experts; first += TAMIS_TOPK_BLOCK) {
-        const int32_t n = n_experts - first;
-        tamis_topk_push(&topk, k, biased + first, n < TAMIS_TOPK_BLOCK ? n : TAMIS_TOPK_BLOCK,
-                        first);
-    }
-    return tamis_topk_finish(&topk, ids) == topk.k && k->all_finite(biased, n_experts);
+    if (pass->moe->config->n_group > 1)
+        push_groups(pass, &topk, biased, biased + n_experts);
+    else
+        push(&topk, k, biased, 0, n_experts);
+    return tamis_topk_finish(&topk, ids) == topk.k;
 }
 
 /* A row of tid2eid, sorted; an expert may stand there twice. */
@@ -307,6 +374,14 @@ static void combine_thread(void *arg, int thread_idx, int n_threads)
     }
 }
 
+/* y is the shared output. */
+static void forward_dense(moe_pass *pass)
+{
+    project_up(pass);
+    tamis_team_run_sized(pass->exec->team, pass->n_tokens > 1, swiglu_thread, pass);
+    project_down(pass);
+}
+
 bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_weights *weights,
                        const int32_t *tokens, const float *x, int64_t n_tokens, float *y)
 {
@@ -318,6 +393,10 @@ bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_w
                      .x = x,
                      .y = y,
                      .n_tokens = n_tokens};
+    if (is_dense(&pass)) {
+        forward_dense(&pass);
+        return true;
+    }
     if (!route(&pass))
         return false;
     group_by_expert(&pass);

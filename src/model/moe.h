@@ -1,8 +1,11 @@
 /*
- * The experts of a layer: router, K routed experts per token, a shared expert.
+ * The feed-forward part of a layer: router, K routed experts per token, a shared expert; or, in a
+ * dense layer (weights->gate.rows 0), the shared expert alone.
  *
  *   logits = gate . x; s = scoring(logits)
- *   ids: the K largest s + bias (ties: lower id), or the token id's row of tid2eid
+ *   ids: the K largest c = s + bias (ties: lower id), or the token id's row of tid2eid
+ *        n_group > 1: only from the topk_group groups of consecutive experts whose two largest c
+ *        have the largest sums (ties: lower group)
  *   w_j = s_j / (sum_j s_j + 1e-20) if norm_topk_prob, times routed_scaling_factor
  *   e(x) = w2 . (silu(min(w1 . x, limit)) clamp(w3 . x, -limit, limit))
  *   y = sum_j w_j e_j(x) + e_shared(x)
@@ -10,7 +13,7 @@
  * A token's experts are kept in ascending order of their ids; both sums run in that order, the
  * shared expert is added last. Tokens are grouped by expert only to read each weight once: a row
  * of the linear kernel does not depend on its neighbours, so the grouping does not show.
- * Source: V4 reference inference/model.py (Gate, Expert, MoE).
+ * Source: V4 and V3.2 references inference/model.py (Gate, Expert, MoE, MLP).
  */
 #ifndef TAMIS_MODEL_MOE_H
 #define TAMIS_MODEL_MOE_H
@@ -21,7 +24,8 @@
 #include "ops/linear.h"
 #include "weights/model_weights.h"
 
-/* Routing and activations of the layer that runs; T = max_tokens, K = num_experts_per_tok. */
+/* Routing and activations of the layer that runs; T = max_tokens, K = num_experts_per_tok,
+ * D = intermediate_size. */
 typedef struct tamis_moe {
     const tamis_model_config *config;
     int32_t max_tokens;
@@ -32,7 +36,7 @@ typedef struct tamis_moe {
     int32_t *row_of;        /* [T][K] */
     int32_t *token_of;      /* [T K] */
     float *rows;            /* [T K][H] inputs by expert, later their outputs */
-    float *gate, *up;       /* [T K][I], then the shared expert's [T][I n_shared] */
+    float *gate, *up;       /* [T K][I], then the shared expert's [T][I n_shared]; dense [T][D] */
     tamis_linear_job *jobs; /* [2 (n_routed_experts + 1)] */
 } tamis_moe;
 
@@ -42,7 +46,8 @@ size_t tamis_moe_scratch_floats(const tamis_model_config *config); /* per thread
 
 /*
  * y [n_tokens][H] from x [n_tokens][H]; tokens [n_tokens] are the ids (hash layers). Afterwards ids
- * and weights hold the routing. false: a router score was NaN or infinite; y is then undefined.
+ * and weights hold the routing, but for dense layers: these leave them alone and never fail.
+ * false: a router score was NaN or infinite; y is then undefined.
  */
 bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_weights *weights,
                        const int32_t *tokens, const float *x, int64_t n_tokens, float *y);

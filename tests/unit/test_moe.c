@@ -1,4 +1,5 @@
-/* Router and experts against a double-precision reference; ties, hash rows, clamps, batches. */
+/* Router, experts and dense layers against a double-precision reference; groups, ties, hash rows,
+ * clamps, batches. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,7 @@
 
 /* ---------------------------------------------------------------- a layer with f32 weights */
 
-enum { MAX_T = 9 };
+enum { MAX_T = 9, MAX_EXPERTS = 256 };
 
 typedef struct layer {
     tamis_model_config config;
@@ -47,7 +48,7 @@ static void make_experts(layer *l, test_rng *rng)
 {
     const tamis_model_config *c = &l->config;
     const int64_t h = c->hidden_size, w = c->moe_intermediate_size, n = c->n_routed_experts;
-    const int64_t sw = w * c->n_shared_experts;
+    const int64_t sw = c->is_dense_layer[0] ? c->intermediate_size : w * c->n_shared_experts;
     l->w13 = random_floats(rng, (size_t)(2 * n * w * h), 2 / sqrtf((float)h));
     l->w2 = random_floats(rng, (size_t)(n * w * h), 1 / sqrtf((float)w));
     l->shared = random_floats(rng, (size_t)(3 * sw * h), 1 / sqrtf((float)h));
@@ -84,6 +85,8 @@ static tamis_model_config config_of(int32_t hidden, int32_t width, int32_t n_exp
                                 .n_routed_experts = n_experts,
                                 .num_experts_per_tok = k,
                                 .n_shared_experts = n_shared,
+                                .n_group = 1,
+                                .topk_group = 1,
                                 .scoring_func = TAMIS_SCORING_SQRTSOFTPLUS,
                                 .norm_topk_prob = true,
                                 .routed_scaling_factor = 1.5f,
@@ -98,7 +101,8 @@ static layer *make_layer(test_rng *rng, const tamis_model_config *config, bool i
     const int64_t h = config->hidden_size, n = config->n_routed_experts;
     l->gate = random_floats(rng, (size_t)(n * h), 1 / sqrtf((float)h));
     l->bias = random_floats(rng, (size_t)n, 0.3f);
-    l->weights.gate = matrix(l->gate, n, h);
+    if (!config->is_dense_layer[0])
+        l->weights.gate = matrix(l->gate, n, h);
     make_experts(l, rng);
     if (is_hash)
         make_table(l, rng);
@@ -173,32 +177,73 @@ static void reference_scores(const layer *l, const float *x, double *s)
         s[e] /= sum;
 }
 
+/* Sum of the two largest of n values. */
+static double two_best(const double *c, int32_t n)
+{
+    double best = -INFINITY;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t j = 0; j < i; j++)
+            best = fmax(best, c[i] + c[j]);
+    return best;
+}
+
+/* Experts outside of the best groups get -inf. */
+static void mask_groups(const tamis_model_config *config, double *c)
+{
+    const int32_t size = config->n_routed_experts / config->n_group;
+    bool is_kept[MAX_EXPERTS] = {false};
+    for (int32_t i = 0; i < config->topk_group; i++) {
+        int32_t best = -1;
+        for (int32_t g = 0; g < config->n_group; g++)
+            if (!is_kept[g] &&
+                (best < 0 || two_best(c + g * size, size) > two_best(c + best * size, size)))
+                best = g;
+        is_kept[best] = true;
+    }
+    for (int32_t e = 0; e < config->n_routed_experts; e++)
+        if (!is_kept[e / size])
+            c[e] = -INFINITY;
+}
+
+static int32_t table_id(const layer *l, int32_t token, int32_t j)
+{
+    int64_t id;
+    memcpy(&id, l->tid2eid + 1 + (size_t)(token * l->config.num_experts_per_tok + j) * 8, 8);
+    return (int32_t)id;
+}
+
 /* How often each expert is chosen (a hash row may repeat one). */
 static void reference_choice(const layer *l, int32_t token, const double *s, int32_t *count)
 {
-    const tamis_model_config *c = &l->config;
-    memset(count, 0, (size_t)c->n_routed_experts * sizeof *count);
-    for (int32_t j = 0; j < c->num_experts_per_tok; j++) {
+    const tamis_model_config *config = &l->config;
+    double c[MAX_EXPERTS];
+    for (int32_t e = 0; e < config->n_routed_experts; e++)
+        c[e] = s[e] + l->bias[e];
+    if (config->n_group > 1)
+        mask_groups(config, c);
+    memset(count, 0, (size_t)config->n_routed_experts * sizeof *count);
+    for (int32_t j = 0; j < config->num_experts_per_tok; j++) {
         int32_t best = -1;
-        if (l->weights.tid2eid != NULL) {
-            int64_t id;
-            memcpy(&id, l->tid2eid + 1 + (size_t)(token * c->num_experts_per_tok + j) * 8, 8);
-            best = (int32_t)id;
-        } else {
-            for (int32_t e = 0; e < c->n_routed_experts; e++)
-                if (count[e] == 0 && (best < 0 || s[e] + l->bias[e] > s[best] + l->bias[best]))
-                    best = e;
-        }
-        count[best]++;
+        for (int32_t e = 0; e < config->n_routed_experts; e++)
+            if (count[e] == 0 && (best < 0 || c[e] > c[best]))
+                best = e;
+        count[l->weights.tid2eid != NULL ? table_id(l, token, j) : best]++;
     }
+}
+
+static void check_row(const float *y, const double *want, int32_t n, int32_t token)
+{
+    for (int32_t d = 0; d < n; d++)
+        if (!(fabs((double)y[d] - want[d]) < 5e-5))
+            fail_msg("token %d, channel %d: %.9g, expected %.9g", token, d, (double)y[d], want[d]);
 }
 
 static void check_token(const layer *l, int32_t t, int32_t token, const float *x, const float *y)
 {
     const tamis_model_config *c = &l->config;
     const int32_t k = c->num_experts_per_tok;
-    double s[64], want[256] = {0}, sum = 0;
-    int32_t count[64], n = 0;
+    double s[MAX_EXPERTS], want[256] = {0}, sum = 0;
+    int32_t count[MAX_EXPERTS], n = 0;
     reference_scores(l, x, s);
     reference_choice(l, token, s, count);
     for (int32_t e = 0; e < c->n_routed_experts; e++)
@@ -211,9 +256,7 @@ static void check_token(const layer *l, int32_t t, int32_t token, const float *x
             add_expert(&l->weights.experts[e], w, (double)c->swiglu_limit, x, want);
         }
     add_expert(&l->weights.shared, 1, (double)c->swiglu_limit, x, want);
-    for (int32_t d = 0; d < c->hidden_size; d++)
-        if (!(fabs((double)y[d] - want[d]) < 5e-5))
-            fail_msg("token %d, channel %d: %.9g, expected %.9g", t, d, (double)y[d], want[d]);
+    check_row(y, want, c->hidden_size, t);
 }
 
 /* ---------------------------------------------------------------- tests */
@@ -259,10 +302,12 @@ static void layers_agree_with_the_reference(void **state)
 }
 
 /* A learned layer whose scores are all equal but for the bias, which is given. */
-static void choose_with_bias(test_rng *rng, const float *bias, int32_t n_experts, int32_t k,
-                             const int32_t *want)
+static void choose_in_groups(test_rng *rng, const float *bias, int32_t n_experts, int32_t n_group,
+                             int32_t topk_group, int32_t k, const int32_t *want)
 {
-    const tamis_model_config c = config_of(16, 8, n_experts, k, 1);
+    tamis_model_config c = config_of(16, 8, n_experts, k, 1);
+    c.n_group = n_group;
+    c.topk_group = topk_group;
     layer *l = make_layer(rng, &c, false);
     float x[16], y[16];
     memset(l->gate, 0, (size_t)n_experts * 16 * sizeof *l->gate);
@@ -279,6 +324,12 @@ static void choose_with_bias(test_rng *rng, const float *bias, int32_t n_experts
     free_layer(l);
 }
 
+static void choose_with_bias(test_rng *rng, const float *bias, int32_t n_experts, int32_t k,
+                             const int32_t *want)
+{
+    choose_in_groups(rng, bias, n_experts, 1, 1, k, want);
+}
+
 static void ties_take_the_lower_expert_and_the_bias_only_selects(void **state)
 {
     (void)state;
@@ -289,6 +340,95 @@ static void ties_take_the_lower_expert_and_the_bias_only_selects(void **state)
     float bias[64] = {0};
     bias[63] = bias[40] = 1; /* ties across the blocks of the selection */
     choose_with_bias(&rng, bias, 64, 4, (int32_t[]){0, 1, 40, 63});
+}
+
+static void groups_agree_with_the_reference(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("groups_agree_with_the_reference", 26);
+    static const int32_t shapes[][5] = {/* hidden, experts, groups, kept groups, per token */
+                                        {96, 12, 6, 2, 3},   {33, 12, 4, 2, 4},  {21, 12, 3, 1, 4},
+                                        {40, 12, 4, 4, 5},   {17, 16, 4, 2, 8},  {19, 15, 3, 2, 2},
+                                        {24, 160, 2, 1, 40}, {50, 256, 8, 4, 8}, {8, 4, 2, 1, 1}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int scoring = 0; scoring < 3; scoring++) {
+            const int32_t *shape = shapes[i];
+            tamis_model_config c = config_of(shape[0], 13, shape[1], shape[4], 1);
+            c.n_group = shape[2];
+            c.topk_group = shape[3];
+            c.scoring_func = (tamis_scoring_func)scoring;
+            c.swiglu_limit = INFINITY;
+            check_layer(&rng, &c, false, 5);
+        }
+}
+
+/* Biased scores may all be negative: experts of other groups are out, not worth 0. */
+static void groups_are_chosen_by_their_two_best(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("groups_are_chosen_by_their_two_best", 27);
+    choose_in_groups(&rng, (float[6]){0}, 6, 3, 2, 3, (int32_t[]){0, 1, 2});
+    choose_in_groups(&rng, (float[]){0, 0, 1, 1, 1, 1}, 6, 3, 1, 1, (int32_t[]){2});
+    /* the best expert of all, in a poor group */
+    choose_in_groups(&rng, (float[]){5, -9, 0, 0, 1, 1}, 6, 3, 2, 3, (int32_t[]){2, 4, 5});
+    choose_in_groups(&rng, (float[]){-10, -10, -11, -3, -20, -1}, 6, 3, 1, 2, (int32_t[]){2, 3});
+    choose_in_groups(&rng, (float[]){-9, -7, -8, -2, -3, -4}, 6, 2, 1, 2, (int32_t[]){3, 4});
+    const float fours[12] = {3, 0, 0, 0, 1, 1, 1, 1, 2, 2, -9, -9};
+    choose_in_groups(&rng, fours, 12, 3, 2, 4, (int32_t[]){0, 1, 8, 9});
+    /* the sum is one f32 addition: both groups have 2^24 */
+    const float large[4] = {0x1p24f, 0, 0x1p24f, 0.1f};
+    choose_in_groups(&rng, large, 4, 2, 1, 2, (int32_t[]){0, 1});
+    float wide[160] = {0}; /* groups wider than a block of the selection */
+    wide[79] = wide[80] = wide[159] = 1;
+    choose_in_groups(&rng, wide, 160, 2, 1, 3, (int32_t[]){80, 81, 159});
+}
+
+static tamis_model_config dense_config(int32_t hidden, int32_t intermediate)
+{
+    tamis_model_config c = config_of(hidden, 3, 6, 2, 1);
+    c.num_hidden_layers = 1;
+    c.is_dense_layer[0] = true;
+    c.intermediate_size = intermediate;
+    return c;
+}
+
+/* Dense layers do not touch the routing of the layer before. */
+static void check_dense(test_rng *rng, const tamis_model_config *config, int n_threads,
+                        int32_t n_tokens)
+{
+    layer *l = make_layer(rng, config, false);
+    const int32_t h = config->hidden_size, k = config->num_experts_per_tok;
+    tamis_exec exec = open_exec(l, n_threads, tamis_cpu_level_available());
+    float *x = random_floats(rng, (size_t)(n_tokens * h), 1);
+    float *y = random_floats(rng, (size_t)(n_tokens * h), 1);
+    for (int32_t i = 0; i < MAX_T * k; i++)
+        l->moe.ids[i] = -7;
+    assert_true(tamis_moe_forward(&l->moe, &exec, &l->weights, NULL, x, n_tokens, y));
+    for (int32_t t = 0; t < n_tokens; t++) {
+        double want[256] = {0};
+        add_expert(&l->weights.shared, 1, (double)config->swiglu_limit, x + t * h, want);
+        check_row(y + t * h, want, h, t);
+    }
+    for (int32_t i = 0; i < MAX_T * k; i++)
+        assert_int_equal(l->moe.ids[i], -7);
+    free(x);
+    free(y);
+    test_exec_close(&exec);
+    free_layer(l);
+}
+
+static void dense_layers_are_their_shared_expert(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("dense_layers_are_their_shared_expert", 28);
+    const int32_t hidden[] = {1, 17, 96, 200}, intermediate[] = {1, 33, 301, 64};
+    for (int i = 0; i < 4; i++)
+        for (int n_threads = 1; n_threads <= 3; n_threads++) {
+            tamis_model_config c = dense_config(hidden[i], intermediate[i]);
+            check_dense(&rng, &c, n_threads, 1);
+            c.swiglu_limit = INFINITY;
+            check_dense(&rng, &c, n_threads, MAX_T);
+        }
 }
 
 /* cases.md 22, through the routed and the shared expert alike. */
@@ -317,50 +457,58 @@ static void the_gate_is_clamped_above_only(void **state)
     }
 }
 
+/* Token by token on one thread with the portable kernels; then every level, thread count, split. */
+static void check_same_bits(test_rng *rng, const tamis_model_config *config, bool is_hash)
+{
+    enum { T = MAX_T, H = 300 };
+    layer *l = make_layer(rng, config, is_hash);
+    float *x = random_floats(rng, T * H, 1), want[T * H], y[T * H];
+    int32_t tokens[T];
+    for (int t = 0; t < T; t++)
+        tokens[t] = (int32_t)test_rng_int(rng, 0, 49);
+    tamis_exec one = open_exec(l, 1, TAMIS_CPU_PORTABLE);
+    for (int t = 0; t < T; t++)
+        assert_true(
+            tamis_moe_forward(&l->moe, &one, &l->weights, tokens + t, x + t * H, 1, want + t * H));
+    test_exec_close(&one);
+    for (int level = 0; level <= (int)tamis_cpu_level_available(); level++)
+        for (int n_threads = 1; n_threads <= 3; n_threads++) {
+            tamis_exec exec = open_exec(l, n_threads, (tamis_cpu_level)level);
+            for (int first = 0, n; first < T; first += n) {
+                n = (int)test_rng_int(rng, 1, T - first);
+                assert_true(tamis_moe_forward(&l->moe, &exec, &l->weights, tokens + first,
+                                              x + first * H, n, y + first * H));
+            }
+            assert_memory_equal(y, want, sizeof y);
+            test_exec_close(&exec);
+        }
+    free(x);
+    free_layer(l);
+}
+
 static void batch_threads_and_level_do_not_show(void **state)
 {
     (void)state;
     test_rng rng = test_rng_start("batch_threads_and_level_do_not_show", 24);
-    enum { T = 9, H = 300 };
-    for (int is_hash = 0; is_hash < 2; is_hash++) {
-        const tamis_model_config c = config_of(H, 24, 6, 2, 1);
-        layer *l = make_layer(&rng, &c, is_hash);
-        float *x = random_floats(&rng, T * H, 1), want[T * H], y[T * H];
-        int32_t tokens[T];
-        for (int t = 0; t < T; t++)
-            tokens[t] = (int32_t)test_rng_int(&rng, 0, 49);
-        tamis_exec one = open_exec(l, 1, TAMIS_CPU_PORTABLE);
-        for (int t = 0; t < T; t++)
-            assert_true(tamis_moe_forward(&l->moe, &one, &l->weights, tokens + t, x + t * H, 1,
-                                          want + t * H));
-        test_exec_close(&one);
-        for (int level = 0; level <= (int)tamis_cpu_level_available(); level++)
-            for (int n_threads = 1; n_threads <= 3; n_threads++) {
-                tamis_exec exec = open_exec(l, n_threads, (tamis_cpu_level)level);
-                for (int first = 0, n; first < T; first += n) {
-                    n = (int)test_rng_int(&rng, 1, T - first);
-                    assert_true(tamis_moe_forward(&l->moe, &exec, &l->weights, tokens + first,
-                                                  x + first * H, n, y + first * H));
-                }
-                assert_memory_equal(y, want, sizeof y);
-                test_exec_close(&exec);
-            }
-        free(x);
-        free_layer(l);
-    }
+    tamis_model_config c = config_of(300, 24, 6, 2, 1);
+    check_same_bits(&rng, &c, false);
+    check_same_bits(&rng, &c, true);
+    c.n_group = 3;
+    c.topk_group = 2;
+    c.scoring_func = TAMIS_SCORING_SIGMOID;
+    check_same_bits(&rng, &c, false);
+    c = dense_config(300, 291);
+    check_same_bits(&rng, &c, false);
 }
 
-static void a_score_that_is_not_a_number_is_reported(void **state)
+static void check_faults(test_rng *rng, const tamis_model_config *config)
 {
-    (void)state;
-    test_rng rng = test_rng_start("a_score_that_is_not_a_number_is_reported", 25);
-    const tamis_model_config c = config_of(24, 8, 6, 2, 1);
     const float bad[3] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 3; i++) {
-        layer *l = make_layer(&rng, &c, false);
+        layer *l = make_layer(rng, config, false);
         tamis_exec exec = open_exec(l, 2, tamis_cpu_level_available());
         float x[2 * 24], y[2 * 24];
-        test_rng_fill_normal(&rng, x, 2 * 24);
+        test_rng_fill_normal(rng, x, 2 * 24);
         const int32_t tokens[2] = {1, 2};
         assert_true(tamis_moe_forward(&l->moe, &exec, &l->weights, tokens, x, 2, y));
         l->bias[4] = bad[i];
@@ -373,11 +521,24 @@ static void a_score_that_is_not_a_number_is_reported(void **state)
     }
 }
 
+static void a_score_that_is_not_a_number_is_reported(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("a_score_that_is_not_a_number_is_reported", 25);
+    tamis_model_config c = config_of(24, 8, 6, 2, 1);
+    check_faults(&rng, &c);
+    c.n_group = 3; /* in a group that is not kept, too */
+    check_faults(&rng, &c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_agree_with_the_reference),
         cmocka_unit_test(ties_take_the_lower_expert_and_the_bias_only_selects),
+        cmocka_unit_test(groups_agree_with_the_reference),
+        cmocka_unit_test(groups_are_chosen_by_their_two_best),
+        cmocka_unit_test(dense_layers_are_their_shared_expert),
         cmocka_unit_test(the_gate_is_clamped_above_only),
         cmocka_unit_test(batch_threads_and_level_do_not_show),
         cmocka_unit_test(a_score_that_is_not_a_number_is_reported),
