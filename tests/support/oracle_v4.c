@@ -2,24 +2,8 @@
 #include "support/oracle_v4.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static void *take(int64_t n, size_t size)
-{
-    void *block = calloc((size_t)n + 1, size);
-    if (block == NULL) {
-        fprintf(stderr, "oracle: out of memory\n");
-        abort();
-    }
-    return block;
-}
-
-static double sigmoid(double x)
-{
-    return 1 / (1 + exp(-x));
-}
 
 /* ---------------------------------------------------------------- hyper-connections */
 
@@ -28,7 +12,7 @@ static void control(double *z, const double *streams, const double *fn, int64_t 
                     const tamis_model_config *config)
 {
     const int64_t width = (int64_t)config->hc_mult * config->hidden_size;
-    double *normed = take(width, sizeof *normed);
+    double *normed = oracle_take(width, sizeof *normed);
     oracle_rmsnorm(normed, streams, NULL, width, (double)config->rms_norm_eps);
     oracle_multiply(z, fn, rows, width, normed);
     free(normed);
@@ -57,8 +41,8 @@ void oracle_hyper_connection(double *pre, double *post, double *combine, const d
     for (int i = 0; i < hc->fn.rows; i++)
         z[i] = z[i] * (double)hc->scale[i < m ? 0 : i < 2 * m ? 1 : 2] + (double)hc->base[i];
     for (int s = 0; s < m; s++) {
-        pre[s] = sigmoid(z[s]) + eps;
-        post[s] = 2 * sigmoid(z[m + s]);
+        pre[s] = oracle_sigmoid(z[s]) + eps;
+        post[s] = 2 * oracle_sigmoid(z[m + s]);
         double max = z[2 * m + s * m], sum = 0;
         for (int b = 0; b < m; b++)
             max = fmax(max, z[2 * m + s * m + b]);
@@ -102,52 +86,10 @@ static void expand(double *streams, const double *v, const double *post, const d
 
 /* ---------------------------------------------------------------- experts */
 
-typedef struct expert {
-    double *w1, *w2, *w3; /* NULL: no such expert */
-    int64_t hidden, width;
-} expert;
-
-static expert expert_open(const tamis_expert_weights *w)
-{
-    expert e = {.hidden = w->w1.cols, .width = w->w1.rows};
-    if (w->w1.rows > 0) {
-        e.w1 = oracle_matrix(&w->w1);
-        e.w2 = oracle_matrix(&w->w2);
-        e.w3 = oracle_matrix(&w->w3);
-    }
-    return e;
-}
-
-static void expert_close(expert *e)
-{
-    free(e->w1);
-    free(e->w2);
-    free(e->w3);
-}
-
-/* y += weight * w2 (silu(min(g, limit)) * clamp(u, -limit, limit)) */
-static void expert_add(double *y, const expert *e, const double *x, double weight, double limit)
-{
-    double *g = take(e->width, sizeof *g), *u = take(e->width, sizeof *u);
-    double *out = take(e->hidden, sizeof *out);
-    oracle_multiply(g, e->w1, e->width, e->hidden, x);
-    oracle_multiply(u, e->w3, e->width, e->hidden, x);
-    for (int64_t i = 0; i < e->width; i++) {
-        const double gate = fmin(g[i], limit);
-        u[i] = gate * sigmoid(gate) * fmax(fmin(u[i], limit), -limit);
-    }
-    oracle_multiply(out, e->w2, e->hidden, e->width, u);
-    for (int64_t i = 0; i < e->hidden; i++)
-        y[i] += weight * out[i];
-    free(g);
-    free(u);
-    free(out);
-}
-
 static double router_score(double logit, tamis_scoring_func func)
 {
     if (func == TAMIS_SCORING_SIGMOID)
-        return sigmoid(logit);
+        return oracle_sigmoid(logit);
     if (func == TAMIS_SCORING_SOFTMAX)
         return exp(logit); /* normalised by the caller */
     return sqrt(logit > 30 ? logit : log1p(exp(logit)));
@@ -188,19 +130,9 @@ static double choose_experts(int32_t *ids, const double *score, const float *bia
     return k < n ? (worst_in - best_out) / largest : 1;
 }
 
-static void weigh_experts(double *weights, const int32_t *ids, const double *score,
-                          const tamis_model_config *config)
-{
-    double sum = 1e-20;
-    for (int32_t i = 0; i < config->num_experts_per_tok; i++)
-        sum += weights[i] = score[ids[i]];
-    for (int32_t i = 0; i < config->num_experts_per_tok; i++)
-        weights[i] *= (double)config->routed_scaling_factor / (config->norm_topk_prob ? sum : 1);
-}
-
 /* One token through router and experts. */
 static void moe_token(oracle_v4_run *run, oracle_v4_layer *layer, int32_t t, int32_t id,
-                      const tamis_moe_weights *w, const double *gate, const expert *experts,
+                      const tamis_moe_weights *w, const double *gate, const oracle_expert *experts,
                       const tamis_model_config *config)
 {
     const int32_t k = config->num_experts_per_tok;
@@ -208,7 +140,7 @@ static void moe_token(oracle_v4_run *run, oracle_v4_layer *layer, int32_t t, int
     int32_t *ids = layer->experts + (int64_t)t * k;
     double *weights = layer->expert_weights + (int64_t)t * k;
     double *y = layer->ffn_out + (int64_t)t * config->hidden_size;
-    double *score = take(config->n_routed_experts, sizeof *score);
+    double *score = oracle_take(config->n_routed_experts, sizeof *score);
     score_experts(score, gate, x, config);
     if (w->tid2eid != NULL) {
         for (int32_t i = 0; i < k; i++) {
@@ -219,11 +151,12 @@ static void moe_token(oracle_v4_run *run, oracle_v4_layer *layer, int32_t t, int
     } else {
         run->router_margin = fmin(run->router_margin, choose_experts(ids, score, w->bias, config));
     }
-    weigh_experts(weights, ids, score, config);
+    oracle_weigh_experts(weights, ids, score, config);
     for (int32_t i = 0; i < k; i++)
-        expert_add(y, &experts[ids[i]], x, weights[i], (double)config->swiglu_limit);
+        oracle_expert_add(y, &experts[ids[i]], x, weights[i], (double)config->swiglu_limit);
     if (experts[config->n_routed_experts].w1 != NULL)
-        expert_add(y, &experts[config->n_routed_experts], x, 1, (double)config->swiglu_limit);
+        oracle_expert_add(y, &experts[config->n_routed_experts], x, 1,
+                          (double)config->swiglu_limit);
     free(score);
 }
 
@@ -231,35 +164,28 @@ static void moe(oracle_v4_run *run, oracle_v4_layer *layer, const int32_t *token
                 const tamis_moe_weights *w, const tamis_model_config *config)
 {
     const int32_t n_experts = config->n_routed_experts;
-    expert *experts = take(n_experts + 1, sizeof *experts);
+    oracle_expert *experts = oracle_take(n_experts + 1, sizeof *experts);
     for (int32_t e = 0; e <= n_experts; e++)
-        experts[e] = expert_open(e < n_experts ? &w->experts[e] : &w->shared);
+        experts[e] = oracle_expert_open(e < n_experts ? &w->experts[e] : &w->shared);
     double *gate = oracle_matrix(&w->gate);
     for (int32_t t = 0; t < run->n; t++)
         moe_token(run, layer, t, token_ids[t], w, gate, experts, config);
     for (int32_t e = 0; e <= n_experts; e++)
-        expert_close(&experts[e]);
+        oracle_expert_close(&experts[e]);
     free(gate);
     free(experts);
 }
 
 /* ---------------------------------------------------------------- model */
 
-static void stop_on(tamis_status status, const tamis_error *err)
-{
-    if (status == TAMIS_STATUS_OK)
-        return;
-    fprintf(stderr, "oracle: %s: %s\n", tamis_status_name(status), err->text);
-    abort();
-}
-
 oracle_v4 oracle_v4_open(const char *dir)
 {
     oracle_v4 model = {.checkpoint = NULL};
     tamis_error err;
-    stop_on(tamis_model_config_read(&model.config, dir, &err), &err);
-    stop_on(tamis_checkpoint_open(&model.checkpoint, dir, &err), &err);
-    stop_on(tamis_model_weights_bind(&model.weights, model.checkpoint, &model.config, &err), &err);
+    oracle_stop_on(tamis_model_config_read(&model.config, dir, &err), &err);
+    oracle_stop_on(tamis_checkpoint_open(&model.checkpoint, dir, &err), &err);
+    oracle_stop_on(tamis_model_weights_bind(&model.weights, model.checkpoint, &model.config, &err),
+                   &err);
     return model;
 }
 
@@ -279,8 +205,8 @@ static site site_enter(double *x, const double *streams, const tamis_hc_weights 
 {
     const int m = config->hc_mult;
     const int64_t hidden = config->hidden_size;
-    site s = {take(n * m, sizeof(double)), take(n * m, sizeof(double)),
-              take(n * m * m, sizeof(double))};
+    site s = {oracle_take(n * m, sizeof(double)), oracle_take(n * m, sizeof(double)),
+              oracle_take(n * m * m, sizeof(double))};
     double *fn = oracle_matrix(&hc->fn);
     for (int32_t t = 0; t < n; t++) {
         const double *mine = streams + t * m * hidden;
@@ -314,12 +240,12 @@ static void run_layer(oracle_v4_run *run, int32_t i, double *streams, const int3
     const int64_t size = (int64_t)run->n * config->hidden_size;
     const int64_t n_chosen = (int64_t)run->n * config->num_experts_per_tok;
     oracle_v4_layer *layer = &run->layers[i];
-    layer->attn_in = take(size, sizeof(double));
-    layer->ffn_in = take(size, sizeof(double));
-    layer->ffn_out = take(size, sizeof(double));
-    layer->hidden = take(size * config->hc_mult, sizeof(double));
-    layer->experts = take(n_chosen, sizeof(int32_t));
-    layer->expert_weights = take(n_chosen, sizeof(double));
+    layer->attn_in = oracle_take(size, sizeof(double));
+    layer->ffn_in = oracle_take(size, sizeof(double));
+    layer->ffn_out = oracle_take(size, sizeof(double));
+    layer->hidden = oracle_take(size * config->hc_mult, sizeof(double));
+    layer->experts = oracle_take(n_chosen, sizeof(int32_t));
+    layer->expert_weights = oracle_take(n_chosen, sizeof(double));
 
     site s = site_enter(layer->attn_in, streams, &w->hc_attn, w->attn_norm, config, run->n);
     layer->attn = oracle_attention_run(&w->dsa, layer->attn_in, run->n, options);
@@ -338,14 +264,14 @@ static void run_head(oracle_v4_run *run, const double *streams, const oracle_v4 
     const int m = config->hc_mult;
     const int64_t hidden = config->hidden_size;
     const tamis_hc_weights *hc = &model->weights->hc_head;
-    double *head = oracle_matrix(&model->weights->head), *u = take(hidden, sizeof *u);
+    double *head = oracle_matrix(&model->weights->head), *u = oracle_take(hidden, sizeof *u);
     double *fn = oracle_matrix(&hc->fn);
     for (int32_t t = 0; t < run->n; t++) {
         double z[TAMIS_MAX_HC_MULT];
         control(z, streams + t * m * hidden, fn, hc->fn.rows, config);
         for (int s = 0; s < m; s++)
-            z[s] =
-                sigmoid(z[s] * (double)hc->scale[0] + (double)hc->base[s]) + (double)config->hc_eps;
+            z[s] = oracle_sigmoid(z[s] * (double)hc->scale[0] + (double)hc->base[s]) +
+                   (double)config->hc_eps;
         collapse(u, z, streams + t * m * hidden, m, hidden);
         oracle_rmsnorm(u, u, model->weights->norm, hidden, (double)config->rms_norm_eps);
         oracle_multiply(run->logits + (int64_t)t * config->vocab_size, head, config->vocab_size,
@@ -363,10 +289,10 @@ oracle_v4_run oracle_v4_forward(const oracle_v4 *model, const int32_t *ids, int3
     const int32_t n_layers = config->num_hidden_layers;
     const int64_t hidden = config->hidden_size, m = config->hc_mult;
     oracle_v4_run run = {.n = n, .n_layers = n_layers, .index_margin = 1, .router_margin = 1};
-    run.layers = take(n_layers, sizeof *run.layers);
-    run.logits = take((int64_t)n * config->vocab_size, sizeof *run.logits);
+    run.layers = oracle_take(n_layers, sizeof *run.layers);
+    run.logits = oracle_take((int64_t)n * config->vocab_size, sizeof *run.logits);
     double *embed = oracle_matrix(&model->weights->embed);
-    double *streams = take(n * m * hidden, sizeof *streams);
+    double *streams = oracle_take(n * m * hidden, sizeof *streams);
     for (int64_t t = 0; t < n; t++)
         for (int64_t s = 0; s < m; s++)
             memcpy(streams + (t * m + s) * hidden, embed + ids[t] * hidden,

@@ -1,6 +1,6 @@
 /*
  * The second opinion: DeepSeek-V4 in double precision, slow and obvious. All tokens at once, dense
- * masks, no caches, no chunks, no kernels; number formats decoded by arithmetic on their fields.
+ * masks, no caches, no chunks, no kernels (oracle_math.h: number formats, matrices).
  * Written from the formulas of the specification alone (attention: window, compressor, indexer,
  * sinks; whole model: hyper-connections, experts, head).
  *
@@ -10,8 +10,7 @@
 #ifndef TAMIS_TEST_ORACLE_V4_H
 #define TAMIS_TEST_ORACLE_V4_H
 
-#include "config/model_config.h"
-#include "weights/model_weights.h"
+#include "support/oracle_math.h"
 
 /* ---------------------------------------------------------------- one attention layer */
 
@@ -36,15 +35,6 @@ typedef struct oracle_attention {
 oracle_attention oracle_attention_run(const tamis_dsa_layer *layer, const double *x, int32_t n,
                                       const oracle_attention_options *options);
 void oracle_attention_free(oracle_attention *attention);
-
-/* freq [rope_dim / 2], rounded to float as the tables of the model are. */
-void oracle_rope_frequencies(double *freq, int32_t rope_dim, const tamis_rope_config *config);
-/* All elements of a matrix, [rows][cols]. */
-double *oracle_matrix(const tamis_matrix *w);
-/* y[r] = sum over c of w[r][c] x[c] with w from oracle_matrix. */
-void oracle_multiply(double *y, const double *w, int64_t rows, int64_t cols, const double *x);
-/* y[i] = x[i] / sqrt(mean x^2 + eps) * weight[i] (weight may be NULL); y may be x. */
-void oracle_rmsnorm(double *y, const double *x, const float *weight, int64_t n, double eps);
 
 /* ---------------------------------------------------------------- the whole model */
 
