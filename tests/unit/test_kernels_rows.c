@@ -1,7 +1,7 @@
 /*
- * Kernels over rows: rmsnorm, rope, swiglu, axpy, scale, add, mix, widen, narrow, all_finite;
- * every level against portable bit for bit, portable against doubles. Inputs end at a protected
- * page; the in-place forms that the contracts allow are run as well.
+ * Kernels over rows: rmsnorm, layernorm, rope, rope_halves, swiglu, axpy, scale, add, mix, widen,
+ * narrow, all_finite; every level against portable bit for bit, portable against doubles. Inputs
+ * end at a protected page; the in-place forms that the contracts allow are run as well.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,6 +37,20 @@ static void call_rmsnorm_in_place(const tamis_kernels *kernels, float *out, cons
 {
     memcpy(out, r->a, (size_t)r->n * sizeof *out);
     kernels->rmsnorm(out, out, r->flag ? r->b : NULL, r->n, 1e-6f);
+}
+static void call_layernorm(const tamis_kernels *kernels, float *out, const row_case *r)
+{
+    kernels->layernorm(out, r->a, r->b, r->c, r->n, 1e-6f);
+}
+static void call_layernorm_in_place(const tamis_kernels *kernels, float *out, const row_case *r)
+{
+    memcpy(out, r->a, (size_t)r->n * sizeof *out);
+    kernels->layernorm(out, out, r->b, r->c, r->n, 1e-6f);
+}
+static void call_rope_halves(const tamis_kernels *kernels, float *out, const row_case *r)
+{
+    memcpy(out, r->a, (size_t)r->n * sizeof *out);
+    kernels->rope_halves(out, r->b, r->c, r->n / 2, r->flag);
 }
 static void call_rope(const tamis_kernels *kernels, float *out, const row_case *r)
 {
@@ -89,7 +103,10 @@ static const struct {
 } row_kernels[] = {
     {"rmsnorm", call_rmsnorm},
     {"rmsnorm in place", call_rmsnorm_in_place},
+    {"layernorm", call_layernorm},
+    {"layernorm in place", call_layernorm_in_place},
     {"rope", call_rope},
+    {"rope_halves", call_rope_halves},
     {"swiglu", call_swiglu},
     {"swiglu over g", call_swiglu_over_g},
     {"swiglu over u", call_swiglu_over_u},
@@ -168,6 +185,93 @@ static void test_rmsnorm_value(void **state)
             assert_true(fabs((double)y[k] - want) <= 1e-6 * fabs(want) + 1e-40);
         }
     }
+}
+
+/*
+ * Mean and sum of squares have n / 16 + 4 additions in a row; what they lose counts against the
+ * largest input, because the mean is subtracted.
+ */
+static void check_layernorm(const float *y, const float *x, const float *w, const float *b,
+                            int64_t n)
+{
+    double mean = 0, squares = 0, largest = 0;
+    for (int64_t k = 0; k < n; k++) {
+        mean += (double)x[k] / (double)n;
+        largest = fmax(largest, fabs((double)x[k]));
+    }
+    for (int64_t k = 0; k < n; k++)
+        squares += ((double)x[k] - mean) * ((double)x[k] - mean);
+    const double s = 1 / sqrt(squares / (double)n + (double)1e-6f);
+    for (int64_t k = 0; k < n; k++) {
+        const double weight = (double)w[k], bias = (double)b[k];
+        const double bound =
+            (double)(n / 16 + 16) * 0x1p-24 * (2 * largest * s * fabs(weight) + fabs(bias));
+        assert_true(fabs((double)y[k] - (((double)x[k] - mean) * s * weight + bias)) <= bound);
+    }
+}
+
+/* Sizes 1 to 70 and the usual ones, values around 0 and around 100; spec example 7.9. */
+static void test_layernorm_value(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("layernorm double", 55);
+    static float x[MAX_LENGTH], w[MAX_LENGTH], b[MAX_LENGTH], y[MAX_LENGTH], level_y[MAX_LENGTH];
+    for (int64_t i = 1; i <= 70 + (int64_t)NUM_LENGTHS; i++) {
+        const int64_t n = i <= 70 ? i : lengths[i - 71];
+        kernel_fill(&rng, KERNEL_DATA_NORMAL, x, (size_t)n);
+        kernel_fill(&rng, KERNEL_DATA_NORMAL, w, (size_t)n);
+        kernel_fill(&rng, KERNEL_DATA_NORMAL, b, (size_t)n);
+        for (int64_t k = 0; k < n && i % 2 == 0; k++)
+            x[k] += 100.0f;
+        tamis_layernorm_c(y, x, w, b, n, 1e-6f);
+        check_layernorm(y, x, w, b, n);
+        for (int level = 1; level < NUM_LEVELS; level++) {
+            tamis_kernels_for((tamis_cpu_level)level)->layernorm(level_y, x, w, b, n, 1e-6f);
+            assert_int_equal(kernel_first_difference(y, level_y, (size_t)n), -1);
+        }
+    }
+    const float in[4] = {1, 2, 3, 4}, one[4] = {1, 1, 1, 1}, zero[4] = {0};
+    const double want[4] = {-1.3416402, -0.4472136, 0.4472136, 1.3416402};
+    for (int level = 0; level < NUM_LEVELS; level++) {
+        tamis_kernels_for((tamis_cpu_level)level)->layernorm(y, in, one, zero, 4, 1e-6f);
+        for (int k = 0; k < 4; k++)
+            assert_true(fabs((double)y[k] - want[k]) < 2e-7);
+    }
+}
+
+/* Worked example 7.7 of the V3.2 specification: pairs of neighbours (A) and of halves (C). */
+static void test_rope_pairings(void **state)
+{
+    (void)state;
+    const double pi = 3.14159265358979323846;
+    const struct {
+        double angles[2], neighbours[4], halves[4];
+    } examples[] = {
+        {{pi / 2, pi}, {-2, 1, -3, -4}, {-3, -2, 1, -4}},
+        {{1, 0.01},
+         {-1.142640, 1.922076, 2.959851, 4.029800},
+         {-1.984111, 1.959901, 2.462378, 4.019800}},
+    };
+    for (int level = 0; level < NUM_LEVELS; level++)
+        for (size_t e = 0; e < sizeof examples / sizeof *examples; e++) {
+            const tamis_kernels *kernels = tamis_kernels_for((tamis_cpu_level)level);
+            const double *angles = examples[e].angles;
+            const float c[2] = {(float)cos(angles[0]), (float)cos(angles[1])};
+            const float s[2] = {(float)sin(angles[0]), (float)sin(angles[1])};
+            float a[4] = {1, 2, 3, 4}, h[4] = {1, 2, 3, 4}, sorted[4] = {1, 3, 2, 4};
+            kernels->rope(a, c, s, 2, false);
+            kernels->rope_halves(h, c, s, 2, false);
+            kernels->rope_halves(sorted, c, s, 2, false);
+            for (int k = 0; k < 4; k++) {
+                assert_true(fabs((double)a[k] - examples[e].neighbours[k]) < 1e-6);
+                assert_true(fabs((double)h[k] - examples[e].halves[k]) < 1e-6);
+                /* even channels first, then odd ones: the same turn in another place */
+                assert_true(sorted[k] == a[k % 2 * 2 + k / 2]);
+            }
+            kernels->rope_halves(h, c, s, 2, true);
+            for (int k = 0; k < 4; k++)
+                assert_true(fabs((double)h[k] - (k + 1)) < 1e-6);
+        }
 }
 
 static void test_rope_value(void **state)
@@ -390,6 +494,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels),
         cmocka_unit_test(test_rmsnorm_value),
+        cmocka_unit_test(test_layernorm_value),
+        cmocka_unit_test(test_rope_pairings),
         cmocka_unit_test(test_rope_value),
         cmocka_unit_test(test_swiglu_value),
         cmocka_unit_test(test_element_values),

@@ -11,99 +11,11 @@
  * The order of additions of one output is the same in every path: 16 lanes over ascending columns.
  */
 #ifdef TAMIS_HAVE_AVX2
-#include "kernels/x86/simd_avx2.h"
 #include "kernels/x86/table_x86.h"
+#include "kernels/x86/weights_avx2.h"
 
-#define K_BLOCK      512
-#define TOKEN_BLOCK  24
-#define FUSED_TOKENS 3
-
-/* ---------------------------------------------------------------- expanding */
-
-/* 16 decoded values from column c on, without the scale; not for F4. */
-static TAMIS_ALWAYS_INLINE v16 decode_16(tamis_dtype dtype, const uint8_t *row, int64_t c)
-{
-    switch (dtype) {
-    case TAMIS_DTYPE_F32:
-        return f32_widen(row + 4 * c);
-    case TAMIS_DTYPE_BF16:
-        return bf16_widen(row + 2 * c);
-    case TAMIS_DTYPE_F16:
-        return f16_widen(row + 2 * c);
-    default:
-        return e4m3_widen(row + c);
-    }
-}
-
-/* dst[0..] = columns [begin, end) of one row, all under the same scale (NULL: none). */
-static TAMIS_ALWAYS_INLINE void expand_block(tamis_dtype dtype, float *dst, const uint8_t *row,
-                                             int64_t begin, int64_t end, const float *scale)
-{
-    int64_t c = begin;
-    if (dtype == TAMIS_DTYPE_F4_E2M1 && c % 2 != 0 && c < end) {
-        dst[0] = tamis_weight_decode(dtype, row, c) * (scale ? *scale : 1.0f);
-        c++;
-    }
-    const __m256 table = e2m1_table(scale ? *scale : 1.0f);
-    for (; c + TAMIS_LANES <= end; c += TAMIS_LANES) {
-        v16 value;
-        if (dtype == TAMIS_DTYPE_F4_E2M1)
-            value = e2m1_widen(row + c / 2, table);
-        else if (scale)
-            value = v16_scale(decode_16(dtype, row, c), _mm256_set1_ps(*scale));
-        else
-            value = decode_16(dtype, row, c);
-        v16_store(dst + (c - begin), value);
-    }
-    for (; c < end; c++) {
-        const float value = tamis_weight_decode(dtype, row, c);
-        dst[c - begin] = scale ? value * *scale : value;
-    }
-}
-
-static TAMIS_ALWAYS_INLINE void expand_typed(tamis_dtype dtype, float *dst, const tamis_matrix *w,
-                                             int64_t row_idx, int64_t begin, int64_t end)
-{
-    const uint8_t *row = tamis_weight_row(w, row_idx);
-    if (!w->scale) {
-        expand_block(dtype, dst, row, begin, end, NULL);
-        return;
-    }
-    const uint8_t *scale_row = tamis_scale_row(w, row_idx);
-    for (int64_t c = begin; c < end;) {
-        const int64_t block = c / w->block_cols, edge = (block + 1) * w->block_cols;
-        const int64_t stop = edge < end ? edge : end;
-        const float scale = tamis_scale_decode(w, scale_row, block);
-        expand_block(dtype, dst + (c - begin), row, c, stop, &scale);
-        c = stop;
-    }
-}
-
-/* dst[c - begin] = value of element (row, c), begin <= c < end. */
-static void expand_span(float *dst, const tamis_matrix *w, int64_t row, int64_t begin, int64_t end)
-{
-    switch (w->dtype) {
-    case TAMIS_DTYPE_F32:
-        expand_typed(TAMIS_DTYPE_F32, dst, w, row, begin, end);
-        break;
-    case TAMIS_DTYPE_BF16:
-        expand_typed(TAMIS_DTYPE_BF16, dst, w, row, begin, end);
-        break;
-    case TAMIS_DTYPE_F16:
-        expand_typed(TAMIS_DTYPE_F16, dst, w, row, begin, end);
-        break;
-    case TAMIS_DTYPE_F8_E4M3:
-        expand_typed(TAMIS_DTYPE_F8_E4M3, dst, w, row, begin, end);
-        break;
-    default:
-        expand_typed(TAMIS_DTYPE_F4_E2M1, dst, w, row, begin, end);
-    }
-}
-
-TAMIS_KERNEL_expand_row(tamis_expand_row_avx2)
-{
-    expand_span(dst, w, row, 0, w->cols);
-}
+#define K_BLOCK     512
+#define TOKEN_BLOCK 24
 
 /* ---------------------------------------------------------------- fused tile, few tokens */
 
@@ -111,27 +23,8 @@ TAMIS_KERNEL_expand_row(tamis_expand_row_avx2)
 static TAMIS_ALWAYS_INLINE v16 tail_weights(const tamis_matrix *w, int64_t row, int64_t begin)
 {
     _Alignas(32) float buffer[TAMIS_LANES] = {0};
-    expand_span(buffer, w, row, begin, w->cols);
+    tamis_expand_span_avx2(buffer, w, row, begin, w->cols);
     return v16_load(buffer);
-}
-
-/*
- * What decoding row `row` needs in the scale block that starts at column c: the E2M1 table, or the
- * factor with E4M3's 2^8 folded in. The fold is exact unless it overflows: false then (and for
- * NaN), and the caller takes the other path.
- */
-static TAMIS_ALWAYS_INLINE bool block_factor(__m256 *factor, tamis_dtype dtype,
-                                             const tamis_matrix *w, int64_t row, int64_t c)
-{
-    float scale = 1.0f;
-    if (w->scale)
-        scale = tamis_scale_decode(w, tamis_scale_row(w, row), c / w->block_cols);
-    if (dtype == TAMIS_DTYPE_F4_E2M1) {
-        *factor = e2m1_table(scale);
-        return true;
-    }
-    *factor = _mm256_set1_ps(scale * 256.0f);
-    return fabsf(scale) < 0x1p+119f;
 }
 
 /*
@@ -247,15 +140,6 @@ static bool fused_any(float *y, int64_t y_stride, const float *x, int64_t x_stri
 #undef FUSED
 }
 
-/* The fused tile knows scales of FP8 and FP4 only, in blocks of whole groups of 16 columns. */
-static bool fused_fits(const tamis_matrix *w, int64_t n_tokens)
-{
-    const bool low_bits = w->dtype == TAMIS_DTYPE_F8_E4M3 || w->dtype == TAMIS_DTYPE_F4_E2M1;
-    if (n_tokens > FUSED_TOKENS)
-        return false;
-    return !w->scale || (low_bits && w->block_cols % TAMIS_LANES == 0);
-}
-
 /* ---------------------------------------------------------------- expanded rows, more tokens */
 
 /*
@@ -337,7 +221,7 @@ static void expand_rows(float *dst, int64_t stride, const tamis_matrix *w, int64
                         int64_t n_rows, int64_t begin, int64_t end)
 {
     for (int64_t r = 0; r < n_rows; r++) {
-        expand_span(dst + r * stride, w, row + r, begin, end);
+        tamis_expand_span_avx2(dst + r * stride, w, row + r, begin, end);
         for (int64_t c = end - begin; c < stride; c++)
             dst[r * stride + c] = 0.0f;
     }
@@ -370,7 +254,7 @@ static void expanded_rows(float *y, int64_t y_stride, const float *x, int64_t x_
 
 TAMIS_KERNEL_linear(tamis_linear_avx2)
 {
-    const bool fused = fused_fits(w, n_tokens);
+    const bool fused = n_tokens <= FUSED_TOKENS && weights_can_fuse(w);
     for (int64_t row = row_begin; row < row_end; row += TAMIS_LINEAR_ROWS) {
         const int64_t n_rows =
             row_end - row < TAMIS_LINEAR_ROWS ? row_end - row : TAMIS_LINEAR_ROWS;

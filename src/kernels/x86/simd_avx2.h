@@ -32,6 +32,10 @@ static TAMIS_ALWAYS_INLINE v16 v16_scale(v16 v, __m256 s)
 {
     return (v16){_mm256_mul_ps(v.lo, s), _mm256_mul_ps(v.hi, s)};
 }
+static TAMIS_ALWAYS_INLINE v16 v16_add(v16 a, v16 b)
+{
+    return (v16){_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
 static TAMIS_ALWAYS_INLINE v16 v16_fma(v16 a, v16 b, v16 acc)
 {
     return (v16){_mm256_fmadd_ps(a.lo, b.lo, acc.lo), _mm256_fmadd_ps(a.hi, b.hi, acc.hi)};
@@ -69,6 +73,12 @@ static TAMIS_ALWAYS_INLINE __m256i first_lanes(int64_t n)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+/* v in the first n (1..15) lanes, zeros behind them. */
+static TAMIS_ALWAYS_INLINE v16 v16_first(v16 v, int64_t n)
+{
+    return (v16){_mm256_and_ps(v.lo, _mm256_castsi256_ps(first_lanes(n))),
+                 _mm256_and_ps(v.hi, _mm256_castsi256_ps(first_lanes(n - 8)))};
+}
 /* The first n (1..15) of 16 floats, zeros behind them; reads nothing else. */
 static TAMIS_ALWAYS_INLINE v16 v16_load_first(const float *p, int64_t n)
 {
@@ -122,14 +132,17 @@ static TAMIS_ALWAYS_INLINE v16 halves_widen(__m256i h)
     return (v16){_mm256_cvtph_ps(_mm256_castsi256_si128(h)),
                  _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
+/* The same with a NaN where the code is NaN. */
+static TAMIS_ALWAYS_INLINE __m256i e4m3_to_halves_nan(const uint8_t *p)
+{
+    const __m256i h = e4m3_to_halves(p);
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_add_epi16(h, h), _mm256_set1_epi16(0x7f00));
+    return _mm256_or_si256(h, nan);
+}
 /* NaN codes included, the factor undone. */
 static TAMIS_ALWAYS_INLINE v16 e4m3_widen(const uint8_t *p)
 {
-    const __m256i h = e4m3_to_halves(p);
-    const __m256i magnitude = _mm256_and_si256(h, _mm256_set1_epi16(0x7fff));
-    const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
-    const __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00));
-    return v16_scale(halves_widen(_mm256_or_si256(h, quiet)), _mm256_set1_ps(256.0f));
+    return v16_scale(halves_widen(e4m3_to_halves_nan(p)), _mm256_set1_ps(256.0f));
 }
 
 /*

@@ -7,6 +7,7 @@
 /* clang-format off */
 #define TAMIS_AVX2_LIST(X) \
     X(linear)              \
+    X(linear_t)            \
     X(expand_row)          \
     X(index_score)         \
     X(scan_above)          \
@@ -14,6 +15,7 @@
     X(widen)               \
     X(narrow)              \
     X(rmsnorm)             \
+    X(layernorm)           \
     X(rope)                \
     X(rope_halves)         \
     X(pool)                \

@@ -1,0 +1,55 @@
+/* Rows of a weight matrix for the AVX2 files of linear layers: 16 values at a time, or expanded. */
+#ifndef TAMIS_KERNELS_WEIGHTS_AVX2_H
+#define TAMIS_KERNELS_WEIGHTS_AVX2_H
+
+#include "kernels/x86/simd_avx2.h"
+
+/* Up to so many tokens weights are decoded in registers, beyond they are expanded to memory. */
+#define FUSED_TOKENS 3
+
+/* dst[c - begin] = value of element (row, c), begin <= c < end. */
+void tamis_expand_span_avx2(float *dst, const tamis_matrix *w, int64_t row, int64_t begin,
+                            int64_t end);
+
+/* 16 decoded values from column c on, without the scale; not for F4. */
+static TAMIS_ALWAYS_INLINE v16 decode_16(tamis_dtype dtype, const uint8_t *row, int64_t c)
+{
+    switch (dtype) {
+    case TAMIS_DTYPE_F32:
+        return f32_widen(row + 4 * c);
+    case TAMIS_DTYPE_BF16:
+        return bf16_widen(row + 2 * c);
+    case TAMIS_DTYPE_F16:
+        return f16_widen(row + 2 * c);
+    default:
+        return e4m3_widen(row + c);
+    }
+}
+
+/*
+ * What decoding row `row` needs in the scale block that starts at column c: the E2M1 table, or the
+ * factor with E4M3's 2^8 folded in. The fold is exact unless it overflows: false then (and for
+ * NaN), and the caller takes the other path.
+ */
+static TAMIS_ALWAYS_INLINE bool block_factor(__m256 *factor, tamis_dtype dtype,
+                                             const tamis_matrix *w, int64_t row, int64_t c)
+{
+    float scale = 1.0f;
+    if (w->scale)
+        scale = tamis_scale_decode(w, tamis_scale_row(w, row), c / w->block_cols);
+    if (dtype == TAMIS_DTYPE_F4_E2M1) {
+        *factor = e2m1_table(scale);
+        return true;
+    }
+    *factor = _mm256_set1_ps(scale * 256.0f);
+    return fabsf(scale) < 0x1p+119f;
+}
+
+/* A tile that decodes in registers knows scales of FP8 and FP4 only, over whole groups of 16. */
+static inline bool weights_can_fuse(const tamis_matrix *w)
+{
+    const bool low_bits = w->dtype == TAMIS_DTYPE_F8_E4M3 || w->dtype == TAMIS_DTYPE_F4_E2M1;
+    return !w->scale || (low_bits && w->block_cols % TAMIS_LANES == 0);
+}
+
+#endif
