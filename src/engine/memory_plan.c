@@ -110,34 +110,20 @@ int32_t tamis_session_table_width(const tamis_session_params *p)
     return (int32_t)tamis_ceil_div(p->max_model_len, p->block_tokens);
 }
 
-tamis_cache_params tamis_session_cache_params(const tamis_session_params *p)
+tamis_net_params tamis_session_net_params(const tamis_session_params *p)
 {
     tamis_cache_params cache = tamis_cache_params_default();
+    tamis_plan_params plan = tamis_plan_params_default();
     cache.kv_cache_dtype = p->kv_cache_dtype;
     cache.block_tokens = p->block_tokens;
     cache.num_blocks = p->num_blocks;
     cache.num_slots = p->max_num_seqs;
     cache.max_rollback = p->max_rollback;
-    return cache;
-}
-
-tamis_plan_params tamis_session_plan_params(const tamis_session_params *p)
-{
-    tamis_plan_params plan = tamis_plan_params_default();
     plan.max_num_batched_tokens = p->max_num_batched_tokens;
     plan.max_num_seqs = p->max_num_seqs;
     plan.max_model_len = p->max_model_len;
     plan.n_threads = p->n_threads;
-    return plan;
-}
-
-tamis_v4 tamis_session_v4(const tamis_model *model, const tamis_session_params *p)
-{
-    return (tamis_v4){.config = &model->config,
-                      .weights = model->weights,
-                      .max_tokens = p->max_num_batched_tokens,
-                      .max_logits = p->max_num_logits,
-                      .n_threads = p->n_threads};
+    return (tamis_net_params){cache, plan, p->max_num_logits};
 }
 
 /* ---------------------------------------------------------------- plan */
@@ -145,23 +131,18 @@ tamis_v4 tamis_session_v4(const tamis_model *model, const tamis_session_params *
 tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *model,
                                     const tamis_session_params *params, tamis_error *err)
 {
-    const int32_t n_layers = model->info.num_hidden_layers;
-    const tamis_cache_params cache_params = tamis_session_cache_params(params);
-    const tamis_plan_params plan_params = tamis_session_plan_params(params);
-    tamis_cache_bytes caches;
-    uint64_t attention;
-    size_t activations, logits;
-    TAMIS_TRY(tamis_dsa_caches_measure(model->dsa, n_layers, &cache_params, &caches, err));
-    TAMIS_TRY(tamis_dsa_plan_measure(model->dsa, n_layers, &plan_params, params->kv_cache_dtype,
-                                     params->block_tokens, &attention, err));
-    TAMIS_TRY(tamis_session_workspace_measure(model, params, &activations, &logits, err));
+    const tamis_net_params net_params = tamis_session_net_params(params);
+    tamis_net_bytes net;
+    size_t tables, logits;
+    TAMIS_TRY(tamis_net_measure(&model->config, model->weights, &net_params, &net, err));
+    TAMIS_TRY(tamis_session_workspace_measure(model, params, &tables, &logits, err));
     *out = (tamis_memory_plan){
         .weights_mapped = model->info.weight_bytes_mapped,
         .weights_widened = model->info.weight_bytes_widened,
-        .cache_blocks = caches.blocks + tamis_block_pool_bytes(params->num_blocks),
-        .cache_rings = caches.rings,
-        .cache_bytes_per_token = caches.per_block / (uint64_t)params->block_tokens,
-        .workspace = attention + activations,
+        .cache_blocks = net.caches.blocks + tamis_block_pool_bytes(params->num_blocks),
+        .cache_rings = net.caches.rings,
+        .cache_bytes_per_token = net.caches.per_block / (uint64_t)params->block_tokens,
+        .workspace = net.workspace + tables,
         .logits = logits};
     out->total =
         out->weights_widened + out->cache_blocks + out->cache_rings + out->workspace + out->logits;

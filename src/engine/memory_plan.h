@@ -8,18 +8,15 @@
 #define TAMIS_ENGINE_MEMORY_PLAN_H
 
 #include "engine/model_internal.h"
-#include "model/v4.h"
+#include "model/net.h"
 
 /* errors: INVALID, LIMIT, UNSUPPORTED; the parameter, its value and what is allowed. */
 tamis_status tamis_session_params_resolve(tamis_session_params *out, const tamis_model *model,
                                           const tamis_session_params *params, tamis_error *err);
-/* The views of resolved parameters that caches, plan and model take. */
-tamis_cache_params tamis_session_cache_params(const tamis_session_params *params);
-tamis_plan_params tamis_session_plan_params(const tamis_session_params *params);
+/* The view of resolved parameters that the network takes. */
+tamis_net_params tamis_session_net_params(const tamis_session_params *params);
 /* Blocks of a sequence of max_model_len. */
 int32_t tamis_session_table_width(const tamis_session_params *params);
-/* A V4 model of the session's size whose arrays are not laid out yet. */
-tamis_v4 tamis_session_v4(const tamis_model *model, const tamis_session_params *params);
 
 /* `params` are resolved. errors: INVALID, LIMIT (address space) */
 tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *model,

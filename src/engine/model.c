@@ -1,6 +1,7 @@
 #include "core/error.h"
 #include "core/mem.h"
 #include "engine/model_internal.h"
+#include "model/net.h"
 
 static void fill_info(tamis_model *model)
 {
@@ -25,23 +26,11 @@ static void fill_info(tamis_model *model)
         model->info.eos_token_ids[i] = c->eos_token_ids[i];
 }
 
-static tamis_status collect_layers(tamis_model *model, tamis_error *err)
-{
-    const size_t n = (size_t)model->config.num_hidden_layers;
-    model->dsa = tamis_mem_array(TAMIS_MEM_MISC, n, sizeof *model->dsa);
-    if (model->dsa == NULL)
-        return tamis_fail_memory(err, "layers", n * sizeof *model->dsa);
-    for (size_t i = 0; i < n; i++)
-        model->dsa[i] = model->weights->layers[i].dsa.config;
-    return TAMIS_STATUS_OK;
-}
-
 static tamis_status open_parts(tamis_model *model, const char *dir, tamis_error *err)
 {
     TAMIS_TRY(tamis_model_config_read(&model->config, dir, err));
     TAMIS_TRY(tamis_checkpoint_open(&model->checkpoint, dir, err));
     TAMIS_TRY(tamis_model_weights_bind(&model->weights, model->checkpoint, &model->config, err));
-    TAMIS_TRY(collect_layers(model, err));
     fill_info(model);
     return TAMIS_STATUS_OK;
 }
@@ -71,7 +60,6 @@ void tamis_model_close(tamis_model **model_ptr)
     tamis_model *model = *model_ptr;
     *model_ptr = NULL;
     tamis_inspect_free(&model->inspect);
-    tamis_mem_free(model->dsa);
     tamis_model_weights_free(&model->weights);
     tamis_checkpoint_close(&model->checkpoint);
     tamis_mem_free(model);
@@ -84,8 +72,9 @@ const tamis_model_info *tamis_model_get_info(const tamis_model *model)
 
 int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer)
 {
-    return layer < 0 || layer >= model->info.num_hidden_layers ? -1
-                                                               : model->dsa[layer].compress_ratio;
+    if (layer < 0 || layer >= model->info.num_hidden_layers)
+        return -1;
+    return model->config.compress_ratios[layer];
 }
 
 /* ---------------------------------------------------------------- inspection */
@@ -94,13 +83,12 @@ int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer)
 static tamis_status cache_bytes(const tamis_model *model, tamis_dtype dtype, uint64_t *per_token,
                                 uint64_t *per_sequence, tamis_error *err)
 {
-    tamis_cache_params params = tamis_cache_params_default();
-    tamis_cache_bytes bytes = {0};
-    params.kv_cache_dtype = dtype;
-    TAMIS_TRY(tamis_dsa_caches_measure(model->dsa, model->config.num_hidden_layers, &params, &bytes,
-                                       err));
-    *per_token = bytes.per_block / (uint64_t)params.block_tokens;
-    *per_sequence = bytes.per_slot;
+    tamis_net_params params = {tamis_cache_params_default(), tamis_plan_params_default(), 1};
+    tamis_net_bytes bytes = {0};
+    params.cache.kv_cache_dtype = dtype;
+    TAMIS_TRY(tamis_net_measure(&model->config, model->weights, &params, &bytes, err));
+    *per_token = bytes.caches.per_block / (uint64_t)params.cache.block_tokens;
+    *per_sequence = bytes.caches.per_slot;
     return TAMIS_STATUS_OK;
 }
 

@@ -13,7 +13,6 @@ struct tamis_model {
     tamis_model_config config;
     tamis_checkpoint *checkpoint;
     tamis_model_weights *weights;
-    tamis_dsa_config *dsa;  /* [num_hidden_layers] attention of each layer */
     tamis_inspect *inspect; /* NULL until asked for */
 };
 

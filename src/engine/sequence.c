@@ -50,7 +50,7 @@ tamis_status tamis_seq_create(tamis_session *session, int32_t *seq, tamis_error 
     if (session == NULL || seq == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "sequence: session or seq is NULL");
     TAMIS_TRY(find_unused(session, &i, err));
-    tamis_dsa_caches_clear_slot(session->caches, i);
+    tamis_cache_store_clear_slot(session->net->store, i);
     session->sequences[i] = (tamis_sequence){.is_live = true, .table = session->sequences[i].table};
     *seq = i;
     return TAMIS_STATUS_OK;
@@ -81,7 +81,7 @@ int32_t tamis_seq_rollback_floor(const tamis_session *session, int32_t seq)
 {
     if (!is_live(session, seq))
         return -1;
-    return tamis_dsa_caches_rollback_floor(session->caches, session->sequences[seq].high);
+    return tamis_cache_store_rollback_floor(session->net->store, session->sequences[seq].high);
 }
 
 /*
@@ -125,9 +125,9 @@ static void copy_sequence(tamis_session *session, int32_t from, int32_t to, int3
         tamis_block_pool_retain(&session->pool, t->table[i]);
     if (n_full < s->n_blocks) {
         t->table[n_full] = partial_block;
-        tamis_dsa_caches_copy_block(session->caches, partial_block, s->table[n_full]);
+        tamis_cache_store_copy_block(session->net->store, partial_block, s->table[n_full]);
     }
-    tamis_dsa_caches_copy_slot(session->caches, to, from);
+    tamis_cache_store_copy_slot(session->net->store, to, from);
 }
 
 tamis_status tamis_seq_fork(tamis_session *session, int32_t seq, int32_t *new_seq, tamis_error *err)

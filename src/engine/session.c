@@ -12,13 +12,12 @@ static size_t max_claims(const tamis_session_params *p)
     return (size_t)(p->max_num_batched_tokens / p->block_tokens) + 2 * (size_t)p->max_num_seqs;
 }
 
-/* Carves (or measures) everything that is not the attention's; fills only pointers. */
+/* Carves (or measures) everything that is not the network's; fills only pointers. */
 static void layout(tamis_session *session, tamis_arena *arena)
 {
     const tamis_session_params *p = &session->params;
     const size_t n_seqs = (size_t)p->max_num_seqs, width = (size_t)session->table_width;
     tamis_step_buffers *step = &session->step;
-    tamis_v4_layout(&session->v4, arena);
     session->sequences = tamis_arena_take(arena, n_seqs, sizeof *session->sequences);
     int32_t *tables = tamis_arena_take(arena, n_seqs * width, sizeof *tables);
     for (size_t i = 0; tables != NULL && i < n_seqs; i++)
@@ -38,7 +37,6 @@ static void set_sizes(tamis_session *session, const tamis_model *model,
     session->model = model;
     session->params = *params;
     session->table_width = tamis_session_table_width(params);
-    session->v4 = tamis_session_v4(model, params);
 }
 
 tamis_status tamis_session_workspace_measure(const tamis_model *model,
@@ -53,9 +51,9 @@ tamis_status tamis_session_workspace_measure(const tamis_model *model,
         !tamis_size_mul((size_t)params->max_num_logits,
                         (size_t)model->info.vocab_size * sizeof(float), logits))
         return tamis_fail(err, TAMIS_STATUS_LIMIT,
-                          "session: a workspace for %d tokens and %d logits rows exceeds the "
-                          "address space",
-                          params->max_num_batched_tokens, params->max_num_logits);
+                          "session: tables of %d sequences and %d logits rows exceed the address "
+                          "space",
+                          params->max_num_seqs, params->max_num_logits);
     *workspace = arena.used;
     return TAMIS_STATUS_OK;
 }
@@ -97,15 +95,12 @@ static tamis_status open_parts(tamis_session *session, tamis_error *err)
 {
     const tamis_model *model = session->model;
     const tamis_session_params *p = &session->params;
-    const tamis_cache_params cache_params = tamis_session_cache_params(p);
-    const tamis_plan_params plan_params = tamis_session_plan_params(p);
+    const tamis_net_params net_params = tamis_session_net_params(p);
     TAMIS_TRY(take_workspace(session, err));
     TAMIS_TRY(tamis_block_pool_open(&session->pool, p->num_blocks, p->block_order_seed, err));
-    TAMIS_TRY(tamis_dsa_caches_open(&session->caches, model->dsa, model->info.num_hidden_layers,
-                                    &cache_params, err));
-    TAMIS_TRY(tamis_dsa_plan_open(&session->plan, session->caches, &plan_params, err));
+    TAMIS_TRY(tamis_net_open(&session->net, &model->config, model->weights, &net_params, err));
     TAMIS_TRY(tamis_team_open(&session->team, p->n_threads, err));
-    session->v4.exec.team = session->team;
+    session->net->exec.team = session->team;
     return TAMIS_STATUS_OK;
 }
 
@@ -140,8 +135,7 @@ void tamis_session_close(tamis_session **session_ptr)
     tamis_session *session = *session_ptr;
     *session_ptr = NULL;
     tamis_team_close(&session->team);
-    tamis_dsa_plan_close(&session->plan);
-    tamis_dsa_caches_close(&session->caches);
+    tamis_net_close(&session->net);
     tamis_block_pool_close(&session->pool);
     tamis_mem_free(session->workspace);
     tamis_mem_free(session->logits);
@@ -157,12 +151,12 @@ const tamis_session_params *tamis_session_get_params(const tamis_session *sessio
 
 void tamis_session_set_tap(tamis_session *session, tamis_tap_fn fn, void *user)
 {
-    session->v4.tap = (tamis_tap){fn, user};
+    session->net->tap = (tamis_tap){fn, user};
 }
 
-tamis_dsa_caches *tamis_session_caches(tamis_session *session)
+tamis_net *tamis_session_net(tamis_session *session)
 {
-    return session->caches;
+    return session->net;
 }
 
 const int32_t *tamis_session_block_table(const tamis_session *session, int32_t seq,

@@ -1,5 +1,5 @@
 /*
- * A session: caches, a plan, one step's activations, and its sequences.
+ * A session: a network with its caches, plan and activations, and the sequences over it.
  *
  * A sequence has an index that is also its ring slot. Its table holds exactly the blocks of its
  * tokens, ceil(len / block_tokens); blocks may be shared with forks and are copied before a step
@@ -27,7 +27,7 @@ typedef struct tamis_block_claim {
     int32_t copy_of; /* 0: a new block */
 } tamis_block_claim;
 
-/* One step as the plan and the model read it; B = max_num_seqs, T = max_num_batched_tokens. */
+/* One step as the network reads it; B = max_num_seqs, T = max_num_batched_tokens. */
 typedef struct tamis_step_buffers {
     int32_t n_reqs, n_tokens, n_logits, n_claims;
     int32_t *seqs;             /* [B] sequence of each request */
@@ -44,13 +44,11 @@ struct tamis_session {
     tamis_session_params params; /* resolved */
     int32_t table_width;
     tamis_team *team;
-    tamis_dsa_caches *caches;
-    tamis_dsa_plan *plan;
+    tamis_net *net;
     tamis_block_pool pool;
-    void *workspace; /* activations, sequences and step buffers lie here */
+    void *workspace; /* sequences and step buffers lie here */
     float *logits;   /* [max_num_logits][vocab_size] */
     int32_t n_logits;
-    tamis_v4 v4;
     tamis_step_buffers step;
     tamis_sequence *sequences; /* [max_num_seqs] */
     uint64_t step_number;
@@ -68,7 +66,7 @@ tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq, t
 /* ---------------------------------------------------------------- for tests */
 
 void tamis_session_set_tap(tamis_session *session, tamis_tap_fn fn, void *user);
-tamis_dsa_caches *tamis_session_caches(tamis_session *session);
+tamis_net *tamis_session_net(tamis_session *session);
 /* NULL if there is no such sequence. */
 const int32_t *tamis_session_block_table(const tamis_session *session, int32_t seq,
                                          int32_t *n_blocks);

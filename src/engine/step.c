@@ -180,7 +180,7 @@ static tamis_status plan(tamis_session *session, tamis_error *err)
                                .block_table = step->block_table,
                                .block_table_stride = session->table_width,
                                .slots = step->seqs};
-    return tamis_dsa_plan_build(session->plan, &batch, err);
+    return tamis_net_plan(session->net, &batch, err);
 }
 
 /* ---------------------------------------------------------------- run and commit */
@@ -193,7 +193,7 @@ static void commit_blocks(tamis_session *session)
         tamis_sequence *s = &session->sequences[c->seq];
         s->table[c->table_idx] = c->block;
         if (c->copy_of != 0) {
-            tamis_dsa_caches_copy_block(session->caches, c->block, c->copy_of);
+            tamis_cache_store_copy_block(session->net->store, c->block, c->copy_of);
         } else {
             assert(s->n_blocks == c->table_idx);
             s->n_blocks++;
@@ -205,16 +205,14 @@ static void commit_blocks(tamis_session *session)
 static int32_t run(tamis_session *session)
 {
     const tamis_step_buffers *step = &session->step;
-    const tamis_v4_step v4_step = {.tokens = step->tokens,
-                                   .n_tokens = step->n_tokens,
-                                   .logit_rows = step->logit_rows,
-                                   .n_logits = step->n_logits,
-                                   .logits = session->logits,
-                                   .plan = session->plan,
-                                   .caches = session->caches};
+    const tamis_net_step net_step = {.tokens = step->tokens,
+                                     .n_tokens = step->n_tokens,
+                                     .logit_rows = step->logit_rows,
+                                     .n_logits = step->n_logits,
+                                     .logits = session->logits};
     tamis_mem_run_begin();
-    session->v4.exec.kernels = tamis_kernels_current();
-    const int32_t result = tamis_v4_forward(&session->v4, &v4_step);
+    session->net->exec.kernels = tamis_kernels_current();
+    const int32_t result = tamis_net_forward(session->net, &net_step);
     tamis_mem_run_end();
     return result;
 }
@@ -242,7 +240,7 @@ static tamis_status fail_run(tamis_session *session, int32_t where, tamis_error 
         return tamis_fail(err, TAMIS_STATUS_FORMAT,
                           "a NaN or infinity came up: tensor %s, element %lld is damaged (%s)",
                           fault.tensor, (long long)fault.element, fault.what);
-    if (where == TAMIS_V4_FAULT_ENDS)
+    if (where == TAMIS_NET_FAULT_ENDS)
         return tamis_fail(err, TAMIS_STATUS_FORMAT,
                           "a NaN or infinity came up in the embedding or the head; no tensor there "
                           "holds one, so some weights are too large");
@@ -270,7 +268,7 @@ tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds,
     if (session->step.n_tokens == 0)
         return TAMIS_STATUS_OK;
     const int32_t where = run(session);
-    if (where != TAMIS_V4_FINE)
+    if (where != TAMIS_NET_FINE)
         return fail_run(session, where, err);
     commit_lengths(session);
     return TAMIS_STATUS_OK;

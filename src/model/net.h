@@ -97,7 +97,13 @@ static inline int32_t tamis_net_forward(tamis_net *net, const tamis_net_step *st
 bool tamis_net_embed(const tamis_net *net, const tamis_net_step *step, int32_t copies, float *out);
 /* Logits of head_x [n_logits][H], already normed. false as above. */
 bool tamis_net_head(const tamis_net *net, const tamis_net_step *step);
-/* Experts of a layer, x -> v, with their taps. false as above. */
+/* Experts (or dense feed-forward) of a layer, x -> v, with their taps. false as above. */
 bool tamis_net_experts(tamis_net *net, int32_t layer, const tamis_net_step *step);
+
+static inline void tamis_net_emit(const tamis_net *net, int32_t layer, tamis_tap_stage stage,
+                                  const void *data, const tamis_net_step *step, int64_t width)
+{
+    tamis_tap_emit(&net->tap, layer, stage, data, step->n_tokens, width);
+}
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "attention/dsa/dsa_internal.h"
 #include "engine/session_internal.h"
+#include "model/v4.h"
 #include "support/engine_run.h"
 #include "support/golden.h"
 
@@ -163,7 +164,7 @@ static void check_rows(const fixture *f, int32_t layer, const char *stage, tamis
 {
     char name[64];
     snprintf(name, sizeof name, "layer.%d.%s", layer, stage);
-    const tamis_dsa_caches *caches = tamis_session_caches(f->engine.session);
+    const tamis_dsa_caches *caches = tamis_v4_caches(tamis_session_net(f->engine.session));
     const int32_t per_block = tamis_dsa_caches_rows_per_block(caches, layer, role);
     if (!test_golden_has(f->golden, name)) {
         assert_int_equal(per_block, 0);

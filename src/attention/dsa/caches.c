@@ -135,6 +135,11 @@ int32_t tamis_dsa_caches_rollback_floor(const tamis_dsa_caches *caches, int32_t 
     return tamis_cache_store_rollback_floor(&caches->base.store, high);
 }
 
+tamis_cache_store *tamis_dsa_caches_store(tamis_dsa_caches *caches)
+{
+    return &caches->base.store;
+}
+
 const void *tamis_dsa_caches_row(const tamis_dsa_caches *caches, int32_t layer_idx,
                                  tamis_dsa_role role, int32_t block, int32_t row)
 {

@@ -1,0 +1,203 @@
+#include "model/net.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/mem.h"
+#include "core/size.h"
+
+static const tamis_net_ops *const ops_of_family[] = {
+    [TAMIS_FAMILY_DEEPSEEK_V4] = &tamis_v4_ops,
+    [TAMIS_FAMILY_DEEPSEEK_V32] = &tamis_v32_ops,
+    [TAMIS_FAMILY_GLM_MOE_DSA] = &tamis_v32_ops,
+};
+
+/* ---------------------------------------------------------------- open and close */
+
+/* Sizes only: what both measure and open start from. */
+static tamis_status create(tamis_net **out, const tamis_model_config *config,
+                           const tamis_model_weights *weights, const tamis_net_params *params,
+                           tamis_error *err)
+{
+    assert((size_t)config->family < sizeof ops_of_family / sizeof *ops_of_family);
+    const tamis_net_ops *ops = ops_of_family[config->family];
+    tamis_net *net = tamis_mem_alloc(TAMIS_MEM_MISC, ops->net_bytes);
+    if (net == NULL)
+        return tamis_fail_memory(err, "network", ops->net_bytes);
+    net->ops = ops;
+    net->config = config;
+    net->weights = weights;
+    net->params = *params;
+    net->moe.config = config;
+    net->moe.max_tokens = params->plan.max_num_batched_tokens;
+    *out = net;
+    return TAMIS_STATUS_OK;
+}
+
+/* Carves (or measures) the activations, scratch of the threads included. */
+static void layout(tamis_net *net, tamis_arena *arena)
+{
+    const size_t n_tokens = (size_t)net->params.plan.max_num_batched_tokens;
+    const size_t hidden = (size_t)net->config->hidden_size;
+    size_t scratch = TAMIS_LINEAR_SCRATCH(hidden); /* the head */
+    const size_t family = net->ops->layout(net, arena), moe = tamis_moe_scratch_floats(net->config);
+    net->x = tamis_arena_take(arena, n_tokens * hidden, sizeof(float));
+    net->v = tamis_arena_take(arena, n_tokens * hidden, sizeof(float));
+    net->head_x = tamis_arena_take(arena, (size_t)net->params.max_logits * hidden, sizeof(float));
+    tamis_moe_layout(&net->moe, arena);
+    scratch = family > scratch ? family : scratch;
+    scratch = moe > scratch ? moe : scratch;
+    net->exec.scratch_floats = (size_t)tamis_round_up((int64_t)scratch, TAMIS_LANES);
+    net->exec.scratch = tamis_arena_take(
+        arena, (size_t)net->params.plan.n_threads * net->exec.scratch_floats, sizeof(float));
+}
+
+static tamis_status measure_activations(tamis_net *net, size_t *bytes, tamis_error *err)
+{
+    tamis_arena arena = {0};
+    layout(net, &arena);
+    if (arena.used == SIZE_MAX)
+        return tamis_fail(err, TAMIS_STATUS_LIMIT,
+                          "network: activations of %d tokens and %d logits rows exceed the address "
+                          "space",
+                          net->params.plan.max_num_batched_tokens, net->params.max_logits);
+    *bytes = arena.used;
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_net_measure(const tamis_model_config *config, const tamis_model_weights *weights,
+                               const tamis_net_params *params, tamis_net_bytes *out,
+                               tamis_error *err)
+{
+    tamis_net *net = NULL;
+    tamis_status st;
+    size_t activations = 0;
+    TAMIS_TRY(create(&net, config, weights, params, err));
+    TAMIS_TRY_GOTO(net->ops->measure(net, out, err));
+    TAMIS_TRY_GOTO(measure_activations(net, &activations, err));
+    out->workspace += activations;
+fail:
+    tamis_net_close(&net);
+    return st;
+}
+
+static tamis_status open_parts(tamis_net *net, tamis_error *err)
+{
+    size_t bytes = 0;
+    TAMIS_TRY(measure_activations(net, &bytes, err));
+    net->memory = tamis_mem_alloc(TAMIS_MEM_WORKSPACE, bytes);
+    if (net->memory == NULL)
+        return tamis_fail_memory(err, "activations", bytes);
+    tamis_arena arena = {.base = net->memory, .bytes = bytes};
+    layout(net, &arena);
+    return net->ops->open(net, err);
+}
+
+tamis_status tamis_net_open(tamis_net **out, const tamis_model_config *config,
+                            const tamis_model_weights *weights, const tamis_net_params *params,
+                            tamis_error *err)
+{
+    tamis_net *net = NULL;
+    tamis_status st;
+    *out = NULL;
+    TAMIS_TRY(create(&net, config, weights, params, err));
+    TAMIS_TRY_GOTO(open_parts(net, err));
+    *out = net;
+    return TAMIS_STATUS_OK;
+fail:
+    tamis_net_close(&net);
+    return st;
+}
+
+void tamis_net_close(tamis_net **net_ptr)
+{
+    if (net_ptr == NULL || *net_ptr == NULL)
+        return;
+    tamis_net *net = *net_ptr;
+    *net_ptr = NULL;
+    net->ops->close(net);
+    tamis_mem_free(net->memory);
+    tamis_mem_free(net);
+}
+
+/* ---------------------------------------------------------------- embedding, head, experts */
+
+typedef struct net_pass {
+    const tamis_net *net;
+    const tamis_net_step *step;
+    int32_t copies; /* of the embedding */
+    float *out;
+    atomic_bool has_fault;
+} net_pass;
+
+/* Relaxed: the barrier at the end of the pass orders it. */
+static bool run(net_pass *pass, tamis_job_fn fn)
+{
+    atomic_init(&pass->has_fault, false);
+    tamis_team_run_sized(pass->net->exec.team, pass->step->n_tokens > 1, fn, pass);
+    return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
+}
+
+static void report(net_pass *pass, bool is_finite)
+{
+    if (!is_finite)
+        atomic_store_explicit(&pass->has_fault, true, memory_order_relaxed);
+}
+
+static void embed_thread(void *arg, int thread_idx, int n_threads)
+{
+    net_pass *pass = arg;
+    const tamis_net *net = pass->net;
+    const int64_t hidden = net->config->hidden_size;
+    int64_t begin, end;
+    tamis_team_range(pass->step->n_tokens, 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t t = begin; t < end; t++) {
+        float *out = pass->out + t * pass->copies * hidden;
+        net->exec.kernels->expand_row(out, &net->weights->embed, pass->step->tokens[t]);
+        for (int32_t i = 1; i < pass->copies; i++)
+            memcpy(out + i * hidden, out, (size_t)hidden * sizeof *out);
+        report(pass, net->exec.kernels->all_finite(out, hidden));
+    }
+}
+
+bool tamis_net_embed(const tamis_net *net, const tamis_net_step *step, int32_t copies, float *out)
+{
+    net_pass pass = {.net = net, .step = step, .copies = copies, .out = out};
+    return run(&pass, embed_thread);
+}
+
+static void check_logits_thread(void *arg, int thread_idx, int n_threads)
+{
+    net_pass *pass = arg;
+    const int64_t n = (int64_t)pass->step->n_logits * pass->net->config->vocab_size;
+    int64_t begin, end;
+    tamis_team_range(n, 4096, thread_idx, n_threads, &begin, &end);
+    report(pass, pass->net->exec.kernels->all_finite(pass->step->logits + begin, end - begin));
+}
+
+bool tamis_net_head(const tamis_net *net, const tamis_net_step *step)
+{
+    net_pass pass = {.net = net, .step = step};
+    const tamis_linear_job job =
+        tamis_linear_full(&net->weights->head, net->head_x, step->logits, step->n_logits);
+    tamis_linear_run(&net->exec, &job, 1);
+    return run(&pass, check_logits_thread);
+}
+
+bool tamis_net_experts(tamis_net *net, int32_t layer, const tamis_net_step *step)
+{
+    const tamis_moe_weights *weights = &net->weights->layers[layer].moe;
+    const int32_t hidden = net->config->hidden_size, k = net->config->num_experts_per_tok;
+    tamis_net_emit(net, layer, TAMIS_TAP_FFN_IN, net->x, step, hidden);
+    if (!tamis_moe_forward(&net->moe, &net->exec, weights, step->tokens, net->x, step->n_tokens,
+                           net->v))
+        return false;
+    if (weights->gate.rows > 0) {
+        tamis_net_emit(net, layer, TAMIS_TAP_EXPERTS, net->moe.ids, step, k);
+        tamis_net_emit(net, layer, TAMIS_TAP_EXPERT_WEIGHTS, net->moe.weights, step, k);
+    }
+    tamis_net_emit(net, layer, TAMIS_TAP_FFN_OUT, net->v, step, hidden);
+    return true;
+}
