@@ -1,7 +1,4 @@
-/*
- * What each layer is: its compression ratio, hash or learned routing, and whether it reuses the
- * selection of an earlier layer.
- */
+/* What each layer is: its compression ratio (V4), hash, learned or no routing, its indexer. */
 #include "config/model_fields.h"
 
 #include <stdio.h>
@@ -115,77 +112,62 @@ static tamis_status read_ratios(tamis_model_config *out, const tamis_config_obje
     return types == NULL ? TAMIS_STATUS_OK : read_layer_types(out, root, types, ratios != NULL);
 }
 
-static tamis_status read_mlp_layer_types(tamis_model_config *out, const tamis_config_object *root,
-                                         const json_t *list, const int32_t *n_hash)
+/* The first layers of a model may be of another kind: a count says how many, or a list names the
+ * kind of each. */
+typedef struct first_layers {
+    const char *count_key, *first, *other, *names;
+} first_layers;
+
+static const first_layers hash_layers = {"num_hash_layers", "hash_moe", "moe", "hash_moe, moe"};
+static const first_layers dense_layers = {"first_k_dense_replace", "dense", "sparse",
+                                          "dense, sparse"};
+
+static tamis_status read_mlp_layer_types(bool *is_first, int32_t n_layers, const first_layers *kind,
+                                         const tamis_config_object *root, const json_t *list,
+                                         const int32_t *count)
 {
-    for (int32_t i = 0; i < out->num_hidden_layers; i++) {
+    for (int32_t i = 0; i < n_layers; i++) {
         const json_t *item = json_array_get(list, (size_t)i);
         const char *text = json_is_string(item) ? json_string_value(item) : "";
-        const bool is_hash = strcmp(text, "hash_moe") == 0;
         char key[64];
+        is_first[i] = strcmp(text, kind->first) == 0;
         snprintf(key, sizeof key, "mlp_layer_types[%d]", i);
-        if (!is_hash && strcmp(text, "moe") != 0)
+        if (!is_first[i] && strcmp(text, kind->other) != 0)
             return tamis_config_refuse(
                 root, json_is_string(item) ? TAMIS_STATUS_UNSUPPORTED : TAMIS_STATUS_FORMAT, key,
-                item, "hash_moe, moe");
-        if (n_hash != NULL && is_hash != (i < *n_hash))
-            return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, key, item,
-                                       "what num_hash_layers says (%d)", *n_hash);
-        out->is_hash_layer[i] = is_hash;
+                item, "%s", kind->names);
+        if (count != NULL && is_first[i] != (i < *count))
+            return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, key, item, "what %s says (%d)",
+                                       kind->count_key, *count);
     }
     return TAMIS_STATUS_OK;
 }
 
-static tamis_status read_hash_layers(tamis_model_config *out, const tamis_config_object *root)
+static tamis_status read_first_layers(bool *is_first, int32_t n_layers, const first_layers *kind,
+                                      const tamis_config_object *root)
 {
     const json_t *types = NULL;
-    const bool has_count = tamis_config_get(root, "num_hash_layers") != NULL;
-    int32_t n_hash = 0;
-    TAMIS_TRY(tamis_config_int(root, "num_hash_layers", 0, out->num_hidden_layers, &n_hash));
-    TAMIS_TRY(tamis_config_list(root, "mlp_layer_types", (size_t)out->num_hidden_layers,
-                                TAMIS_MAX_LAYERS, &types));
+    const bool has_count = tamis_config_get(root, kind->count_key) != NULL;
+    int32_t count = 0;
+    TAMIS_TRY(tamis_config_int(root, kind->count_key, 0, n_layers, &count));
+    TAMIS_TRY(
+        tamis_config_list(root, "mlp_layer_types", (size_t)n_layers, TAMIS_MAX_LAYERS, &types));
     if (types != NULL)
-        return read_mlp_layer_types(out, root, types, has_count ? &n_hash : NULL);
-    TAMIS_TRY(tamis_config_require(root, "num_hash_layers"));
-    for (int32_t i = 0; i < n_hash; i++)
-        out->is_hash_layer[i] = true;
+        return read_mlp_layer_types(is_first, n_layers, kind, root, types,
+                                    has_count ? &count : NULL);
+    TAMIS_TRY(tamis_config_require(root, kind->count_key));
+    for (int32_t i = 0; i < count; i++)
+        is_first[i] = true;
     return TAMIS_STATUS_OK;
 }
 
-static tamis_status check_pattern(const tamis_config_object *root, const char *pattern)
+/* intermediate_size is required only if some layer is dense. */
+static tamis_status read_dense_layers(tamis_model_config *out, const tamis_config_object *root)
 {
-    if (pattern == NULL || (pattern[0] == 'F' && pattern[strspn(pattern, "FS")] == '\0'))
-        return TAMIS_STATUS_OK;
-    return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, "index_topk_pattern",
-                               tamis_config_get(root, "index_topk_pattern"),
-                               "a string of F and S that begins with F");
-}
-
-/*
- * IndexCache: which ratio-4 layers use the selection of an earlier one. Layer n of the ratio-4
- * layers (from 0) skips its indexer if the pattern has an S there, or, without a pattern, unless
- * max(n - 1, 0) is a multiple of the frequency. The first never skips.
- */
-static tamis_status read_index_cache(tamis_model_config *out, const tamis_config_object *root)
-{
-    bool is_on = false;
-    int32_t freq = 1, n = 0;
-    const char *pattern = NULL;
-    TAMIS_TRY(tamis_config_bool(root, "use_index_cache", &is_on));
-    TAMIS_TRY(tamis_config_int(root, "index_topk_freq", 1, INT32_MAX, &freq));
-    TAMIS_TRY(tamis_config_text(root, "index_topk_pattern", &pattern));
-    TAMIS_TRY(check_pattern(root, pattern));
-    const size_t pattern_len = pattern == NULL ? 0 : strlen(pattern);
-    for (int32_t i = 0; is_on && i < out->num_hidden_layers; i++) {
-        if (out->compress_ratios[i] != 4)
-            continue;
-        if (pattern != NULL)
-            out->reuse_topk[i] = (size_t)n < pattern_len && pattern[n] == 'S';
-        else
-            out->reuse_topk[i] = n > 1 && (n - 1) % freq != 0;
-        out->has_index_cache = out->has_index_cache || out->reuse_topk[i];
-        n++;
-    }
+    TAMIS_TRY(read_first_layers(out->is_dense_layer, out->num_hidden_layers, &dense_layers, root));
+    for (int32_t i = 0; i < out->num_hidden_layers; i++)
+        if (out->is_dense_layer[i])
+            return tamis_config_require(root, "intermediate_size");
     return TAMIS_STATUS_OK;
 }
 
@@ -193,7 +175,7 @@ static tamis_status read_index_cache(tamis_model_config *out, const tamis_config
 static tamis_status read_indexer(tamis_model_config *out, const tamis_config_object *root)
 {
     static const char *const keys[] = {"index_n_heads", "index_head_dim", "index_topk"};
-    bool has_indexer = false;
+    bool has_indexer = tamis_config_has_latent(out);
     for (int32_t i = 0; i < out->num_hidden_layers; i++)
         has_indexer = has_indexer || out->compress_ratios[i] == 4;
     for (size_t i = 0; has_indexer && i < sizeof keys / sizeof *keys; i++)
@@ -205,8 +187,13 @@ static tamis_status read_indexer(tamis_model_config *out, const tamis_config_obj
 
 tamis_status tamis_config_read_layers(tamis_model_config *out, const tamis_config_object *root)
 {
-    TAMIS_TRY(read_ratios(out, root));
-    TAMIS_TRY(read_hash_layers(out, root));
-    TAMIS_TRY(read_index_cache(out, root));
+    if (tamis_config_has_latent(out)) {
+        TAMIS_TRY(read_dense_layers(out, root));
+    } else {
+        TAMIS_TRY(read_ratios(out, root));
+        TAMIS_TRY(
+            read_first_layers(out->is_hash_layer, out->num_hidden_layers, &hash_layers, root));
+    }
+    TAMIS_TRY(tamis_config_read_sharing(out, root));
     return read_indexer(out, root);
 }

@@ -1,12 +1,14 @@
 /*
- * Rotary embeddings. Window layers rotate plainly with rope_theta, compressed layers with
- * compress_rope_theta and YaRN. Three spellings:
+ * Rotary embeddings. V4's window layers rotate plainly with rope_theta, its compressed layers with
+ * compress_rope_theta and YaRN; V3.2 and GLM rotate alike in every layer. Three spellings:
  *
  *   rope_scaling    {type, factor, ...}                       the vendor's
  *   rope_parameters {rope_type, factor, ...}                  the same under its new name
- *   rope_parameters {main: {...}, compress: {..., rope_theta}} as transformers saves it
+ *   rope_parameters {main: {...}, compress: {..., rope_theta}} V4 as transformers saves it
  *
  * V4 scales neither cos and sin nor the softmax: mscale keys are ignored, as the reference does.
+ * V3.2 scales the softmax by mscale_all_dim, and cos and sin by a quotient of the two mscale keys
+ * that is 1 if they are equal: tamis knows only that.
  */
 #include "config/model_fields.h"
 
@@ -17,6 +19,8 @@
 
 #define MIN_THETA 1.0001f
 #define MAX_THETA 1e12f
+
+static const tamis_rope_config plain = {0, 1.0f, 0, 32.0f, 1.0f};
 
 /* The two objects that describe rotation; json is NULL where there is none. */
 typedef struct rope_objects {
@@ -95,6 +99,8 @@ static tamis_status read_theta(float *out, const tamis_config_object *root,
     return tamis_config_float(object, key, MIN_THETA, MAX_THETA, out);
 }
 
+/* ---------------------------------------------------------------- V4 */
+
 static bool has_compressed_layer(const tamis_model_config *config)
 {
     for (int32_t i = 0; i < config->n_compress_ratios; i++)
@@ -106,7 +112,6 @@ static bool has_compressed_layer(const tamis_model_config *config)
 static tamis_status read_rotations(tamis_model_config *out, const tamis_config_object *root,
                                    const rope_objects *objects)
 {
-    const tamis_rope_config plain = {0, 1.0f, 0, 32.0f, 1.0f};
     bool is_yarn = false;
     out->rope_window = out->rope_compress = plain;
     /* A flat object without the top-level key: newer writers move rope_theta into it. */
@@ -151,10 +156,76 @@ static tamis_status read_rotated_channels(tamis_model_config *out, const tamis_c
     return TAMIS_STATUS_OK;
 }
 
-tamis_status tamis_config_read_rope(tamis_model_config *out, const tamis_config_object *root)
+static tamis_status read_v4_rope(tamis_model_config *out, const tamis_config_object *root)
 {
     rope_objects objects;
     TAMIS_TRY(find_objects(&objects, root));
     TAMIS_TRY(read_rotations(out, root, &objects));
     return read_rotated_channels(out, root, &objects);
+}
+
+/* ---------------------------------------------------------------- V3.2, GLM */
+
+/* The one object that describes rotation; under both names it must be the same. */
+static tamis_status find_object(tamis_config_object *out, const tamis_config_object *root)
+{
+    const json_t *new_value = tamis_config_get(root, "rope_parameters");
+    const json_t *old_value = tamis_config_get(root, "rope_scaling");
+    if (new_value == NULL)
+        return tamis_config_child(root, "rope_scaling", "rope_scaling.", out);
+    if (old_value != NULL && !json_equal(new_value, old_value))
+        return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, "rope_parameters", new_value,
+                                   "what rope_scaling says, or only one of the two");
+    return tamis_config_child(root, "rope_parameters", "rope_parameters.", out);
+}
+
+/* At the top, inside the object, or the same in both. */
+static tamis_status read_latent_theta(float *out, const tamis_config_object *root,
+                                      const tamis_config_object *rope)
+{
+    const bool is_inside = tamis_config_get(rope, "rope_theta") != NULL;
+    float top = 0.0f;
+    TAMIS_TRY(read_theta(out, root, rope, "rope_theta", is_inside));
+    TAMIS_TRY(tamis_config_float(root, "rope_theta", MIN_THETA, MAX_THETA, &top));
+    if (is_inside && top != 0.0f && top != *out)
+        return tamis_config_refuse(rope, TAMIS_STATUS_FORMAT, "rope_theta",
+                                   tamis_config_get(rope, "rope_theta"),
+                                   "what rope_theta at the top says (%g)", (double)top);
+    return TAMIS_STATUS_OK;
+}
+
+/* An absent mscale counts as 1, an absent mscale_all_dim as 0, as the reference reads them. */
+static tamis_status read_mscale(float *out, const tamis_config_object *rope)
+{
+    float mscale = 1.0f, mscale_all_dim = 0.0f;
+    TAMIS_TRY(tamis_config_float(rope, "mscale", 0.0f, 100.0f, &mscale));
+    TAMIS_TRY(tamis_config_float(rope, "mscale_all_dim", 0.0f, 100.0f, &mscale_all_dim));
+    if (mscale_all_dim == 0.0f || mscale_all_dim != mscale)
+        return tamis_config_refuse(
+            rope, TAMIS_STATUS_UNSUPPORTED, "mscale_all_dim",
+            tamis_config_get(rope, "mscale_all_dim"),
+            "above 0 and equal to mscale (%.9g), so that cos and sin are not "
+            "scaled",
+            (double)mscale);
+    *out = mscale_all_dim;
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status read_latent_rope(tamis_model_config *out, const tamis_config_object *root)
+{
+    tamis_config_object rope;
+    bool is_yarn = false;
+    out->rope = plain;
+    TAMIS_TRY(find_object(&rope, root));
+    TAMIS_TRY(read_latent_theta(&out->rope.theta, root, &rope));
+    TAMIS_TRY(read_type(&rope, &is_yarn));
+    if (!is_yarn)
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(read_yarn(&out->rope, &rope));
+    return read_mscale(&out->mscale_all_dim, &rope);
+}
+
+tamis_status tamis_config_read_rope(tamis_model_config *out, const tamis_config_object *root)
+{
+    return tamis_config_has_latent(out) ? read_latent_rope(out, root) : read_v4_rope(out, root);
 }

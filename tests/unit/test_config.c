@@ -726,7 +726,6 @@ static void test_other_families(void **state)
 {
     (void)state;
     static const char *const families[][2] = {
-        {"DeepseekV32ForCausalLM", "deepseek_v32"}, {"GlmMoeDsaForCausalLM", "glm_moe_dsa"},
         {"DeepseekV41ForCausalLM", "deepseek_v41"}, {"Glm5NextForCausalLM", "glm5_next"},
         {"DeepseekV3ForCausalLM", "deepseek_v3"},   {"LlamaForCausalLM", "llama"},
         {"Qwen3MoeForCausalLM", "qwen3_moe"},
@@ -745,10 +744,23 @@ static void test_other_families(void **state)
         expect_refused(text, TAMIS_STATUS_UNSUPPORTED, "model_type", families[i][1]);
         free(text);
     }
-    char *text = edited(vendor_config, "architectures", NULL, "model_type", NULL, NULL);
+    /* Two known families in one file, whichever key is believed. */
+    char *text = edited(vendor_config, "model_type", "\"deepseek_v32\"", NULL);
+    expect_refused(text, TAMIS_STATUS_UNSUPPORTED, "model_type deepseek_v32",
+                   "DeepseekV4ForCausalLM");
+    free(text);
+    text = edited(vendor_config, "architectures", "[\"GlmMoeDsaForCausalLM\"]", NULL);
+    expect_refused(text, TAMIS_STATUS_UNSUPPORTED, "model_type deepseek_v4",
+                   "GlmMoeDsaForCausalLM");
+    free(text);
+    text = edited(vendor_config, "architectures", NULL, "model_type", NULL, NULL);
     expect_refused(text, TAMIS_STATUS_FORMAT, "model_type", "absent");
     free(text);
-    expect_refused("{\"model_type\": \"llama\"}", TAMIS_STATUS_UNSUPPORTED, "model_type", "llama");
+    expect_refused("{\"model_type\": \"llama\"}", TAMIS_STATUS_UNSUPPORTED, "llama",
+                   "allowed: deepseek_v4, deepseek_v32, glm_moe_dsa");
+    expect_refused("{\"architectures\": [\"LlamaForCausalLM\"]}", TAMIS_STATUS_UNSUPPORTED,
+                   "LlamaForCausalLM",
+                   "allowed: DeepseekV4ForCausalLM, DeepseekV32ForCausalLM, GlmMoeDsaForCausalLM");
     expect_refused("{}", TAMIS_STATUS_FORMAT, "model_type", "absent");
 }
 

@@ -1,0 +1,110 @@
+/*
+ * Which layers use the selection of an earlier one instead of running an indexer. Counted are the
+ * layers that may have one: V4's ratio-4 layers, every layer of V3.2 and GLM; MTP blocks never
+ * share. Layer n of them is
+ *
+ *   full or shared     as indexer_types[n] says (GLM), else
+ *   F or S             as index_topk_pattern[n] says, else
+ *   shared unless      max(n - offset + 1, 0) is a multiple of index_topk_freq; the offset is
+ *                      index_skip_topk_offset in GLM and 2 elsewhere.
+ *
+ * V4 and V3.2 do all this only if use_index_cache is set. The first layer always has to be full.
+ */
+#include "config/model_fields.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/error.h"
+
+typedef struct sharing_rule {
+    const json_t *types; /* NULL: none */
+    const char *pattern; /* NULL: none */
+    int32_t freq, offset;
+} sharing_rule;
+
+static bool shares(const sharing_rule *rule, int32_t n)
+{
+    if (rule->types != NULL)
+        return strcmp(json_string_value(json_array_get(rule->types, (size_t)n)), "shared") == 0;
+    if (rule->pattern != NULL) /* past its end: full */
+        return (size_t)n < strlen(rule->pattern) && rule->pattern[n] == 'S';
+    const int32_t past = n - rule->offset + 1;
+    return past > 0 && past % rule->freq != 0;
+}
+
+static tamis_status read_pattern(sharing_rule *rule, const tamis_config_object *root,
+                                 int32_t min_layers)
+{
+    static const char *const key = "index_topk_pattern";
+    TAMIS_TRY(tamis_config_text(root, key, &rule->pattern));
+    const char *pattern = rule->pattern;
+    if (pattern == NULL || (pattern[0] == 'F' && pattern[strspn(pattern, "FS")] == '\0' &&
+                            strlen(pattern) >= (size_t)min_layers))
+        return TAMIS_STATUS_OK;
+    return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, key, tamis_config_get(root, key),
+                               "a string of F and S that begins with F, of at least %d characters",
+                               min_layers);
+}
+
+/* Every entry must be known, the first full, and a pattern beside the list must say the same. */
+static tamis_status check_types(const sharing_rule *rule, const tamis_config_object *root,
+                                int32_t n_layers)
+{
+    for (int32_t i = 0; i < n_layers; i++) {
+        const json_t *item = json_array_get(rule->types, (size_t)i);
+        const char *text = json_is_string(item) ? json_string_value(item) : "";
+        const bool is_shared = strcmp(text, "shared") == 0;
+        char key[64];
+        snprintf(key, sizeof key, "indexer_types[%d]", i);
+        if (!is_shared && strcmp(text, "full") != 0)
+            return tamis_config_refuse(
+                root, json_is_string(item) ? TAMIS_STATUS_UNSUPPORTED : TAMIS_STATUS_FORMAT, key,
+                item, "full, shared");
+        if (i == 0 && is_shared)
+            return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, key, item,
+                                       "full, there is no earlier layer");
+        if (rule->pattern != NULL && is_shared != (rule->pattern[i] == 'S'))
+            return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, key, item,
+                                       "what index_topk_pattern says (%c)", rule->pattern[i]);
+    }
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status read_glm_rule(sharing_rule *rule, const tamis_config_object *root,
+                                  int32_t n_layers)
+{
+    TAMIS_TRY(tamis_config_int(root, "index_skip_topk_offset", 0, INT32_MAX, &rule->offset));
+    TAMIS_TRY(read_pattern(rule, root, n_layers));
+    TAMIS_TRY(
+        tamis_config_list(root, "indexer_types", (size_t)n_layers, TAMIS_MAX_LAYERS, &rule->types));
+    if (rule->types != NULL)
+        return check_types(rule, root, n_layers);
+    if (shares(rule, 0))
+        return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, "index_skip_topk_offset",
+                                   tamis_config_get(root, "index_skip_topk_offset"),
+                                   "at least 1, the first layer has no earlier one");
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_config_read_sharing(tamis_model_config *out, const tamis_config_object *root)
+{
+    const bool is_glm = out->family == TAMIS_FAMILY_GLM_MOE_DSA;
+    sharing_rule rule = {.types = NULL, .pattern = NULL, .freq = 1, .offset = 2};
+    bool is_on = is_glm;
+    int32_t n = 0;
+    TAMIS_TRY(tamis_config_int(root, "index_topk_freq", 1, INT32_MAX, &rule.freq));
+    if (is_glm) {
+        TAMIS_TRY(read_glm_rule(&rule, root, out->num_hidden_layers));
+    } else {
+        TAMIS_TRY(tamis_config_bool(root, "use_index_cache", &is_on));
+        TAMIS_TRY(read_pattern(&rule, root, 1));
+    }
+    for (int32_t i = 0; is_on && i < out->num_hidden_layers; i++) {
+        if (!tamis_config_has_latent(out) && out->compress_ratios[i] != 4)
+            continue;
+        out->reuse_topk[i] = shares(&rule, n++);
+        out->has_index_cache = out->has_index_cache || out->reuse_topk[i];
+    }
+    return TAMIS_STATUS_OK;
+}
