@@ -12,8 +12,7 @@
 #include <cmocka.h>
 
 #include "engine/session_internal.h"
-#include "support/engine_run.h"
-#include "support/golden.h"
+#include "support/golden_compare.h"
 #include "support/oracle_v4.h"
 #include "support/sanitized.h"
 
@@ -26,39 +25,15 @@
 
 /* ---------------------------------------------------------------- oracle against golden */
 
-static void compare(const char *dir, const char *name, const double *seen, const float *expected,
-                    int64_t n, double *worst)
+static void compare_rows(test_oracle_check *check, int32_t layer, const char *stage,
+                         const double *seen)
 {
-    int64_t at = 0;
-    const double diff = test_max_diff_f64(expected, seen, n, &at);
-    if (diff > CLAIM)
-        fail_msg("%s: oracle's %s, element %lld: %.9g, golden %.9g", dir, name, (long long)at,
-                 seen[at], (double)expected[at]);
-    *worst = fmax(*worst, diff);
-}
-
-static void compare_at(const char *dir, const test_golden *golden, int32_t layer, const char *stage,
-                       const double *seen, const int32_t *pos, int64_t n_pos, double *worst)
-{
-    char name[64];
-    snprintf(name, sizeof name, "layer.%d.%s", layer, stage);
+    const char *name = test_golden_name(layer, stage);
     int64_t count;
-    const float *expected = test_golden_f32(golden, name, &count);
-    const int64_t width = count / n_pos;
-    for (int64_t p = 0; p < n_pos; p++)
-        compare(dir, name, seen + pos[p] * width, expected + p * width, width, worst);
-}
-
-static void compare_rows(const char *dir, const test_golden *golden, int32_t layer,
-                         const char *stage, const double *seen, double *worst)
-{
-    char name[64];
-    snprintf(name, sizeof name, "layer.%d.%s", layer, stage);
-    if (!test_golden_has(golden, name))
+    if (!test_golden_has(check->golden, name))
         return;
-    int64_t count;
-    const float *expected = test_golden_f32(golden, name, &count);
-    compare(dir, name, seen, expected, count, worst);
+    const float *expected = test_golden_f32(check->golden, name, &count);
+    test_oracle_values(check, name, seen, expected, count);
 }
 
 static void check_oracle(const char *dir)
@@ -71,21 +46,24 @@ static void check_oracle(const char *dir)
             *pos = test_golden_ids(golden, "pos", &n_pos);
     oracle_v4 model = oracle_v4_open(dir);
     oracle_v4_run run = oracle_v4_forward(&model, ids, (int32_t)n, false);
-    double worst = 0, worst_logits = 0;
+    test_oracle_check check = {
+        .dir = dir, .claim = CLAIM, .golden = golden, .pos = pos, .n_pos = n_pos};
     for (int32_t i = 0; i < run.n_layers; i++) {
         const oracle_v4_layer *layer = &run.layers[i];
-        compare_at(dir, golden, i, "attn_in", layer->attn_in, pos, n_pos, &worst);
-        compare_at(dir, golden, i, "attn_out", layer->attn.out, pos, n_pos, &worst);
-        compare_at(dir, golden, i, "ffn_in", layer->ffn_in, pos, n_pos, &worst);
-        compare_at(dir, golden, i, "ffn_out", layer->ffn_out, pos, n_pos, &worst);
-        compare_at(dir, golden, i, "hidden", layer->hidden, pos, n_pos, &worst);
-        compare_rows(dir, golden, i, "ckv", layer->attn.ckv, &worst);
-        compare_rows(dir, golden, i, "ikeys", layer->attn.ikeys, &worst);
+        test_oracle_stage(&check, i, "attn_in", layer->attn_in);
+        test_oracle_stage(&check, i, "attn_out", layer->attn.out);
+        test_oracle_stage(&check, i, "ffn_in", layer->ffn_in);
+        test_oracle_stage(&check, i, "ffn_out", layer->ffn_out);
+        test_oracle_stage(&check, i, "hidden", layer->hidden);
+        compare_rows(&check, i, "ckv", layer->attn.ckv);
+        compare_rows(&check, i, "ikeys", layer->attn.ikeys);
     }
+    const double worst = check.worst;
+    check.worst = 0;
     const float *logits = test_golden_f32(golden, "logits", &n_logits);
-    compare(dir, "logits", run.logits, logits, n_logits, &worst_logits);
+    test_oracle_values(&check, "logits", run.logits, logits, n_logits);
     printf("%s: oracle's logits within %.2e of golden, stages and rows within %.2e\n", dir,
-           worst_logits, worst);
+           check.worst, worst);
     /* the margins that the generator demanded, found again */
     printf("%s: margins of indexer %.3e, router %.3e\n", dir, run.index_margin, run.router_margin);
     assert_true(run.index_margin > 0.9e-4 && run.router_margin > 0.9e-4);
@@ -150,30 +128,6 @@ static void test_oracle_frequencies(void **state)
 
 /* ---------------------------------------------------------------- engine against oracle */
 
-static int compare_ints(const void *a, const void *b)
-{
-    return *(const int32_t *)a - *(const int32_t *)b;
-}
-
-/* Lengths 1.. around every border: windows of compressors, blocks, sliding window, topk. */
-static int32_t list_lengths(int32_t *out, const tamis_model_config *config, int32_t longest)
-{
-    const int32_t fixed[] = {1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 127, 128, 129, 255, 256, 257};
-    const int32_t centres[] = {config->sliding_window, 4 * config->index_topk};
-    int32_t n = 0;
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
-        out[n++] = fixed[i];
-    for (size_t i = 0; i < sizeof centres / sizeof *centres; i++)
-        for (int32_t offset = -1; offset <= 5; offset++)
-            out[n++] = centres[i] + offset;
-    qsort(out, (size_t)n, sizeof *out, compare_ints);
-    int32_t kept = 0;
-    for (int32_t i = 0; i < n; i++)
-        if (out[i] >= 1 && out[i] <= longest && (kept == 0 || out[kept - 1] != out[i]))
-            out[kept++] = out[i];
-    return kept;
-}
-
 static void check_selection(const char *dir, const oracle_v4_run *run, const test_capture *capture,
                             int32_t layer, int32_t t, int32_t k)
 {
@@ -193,8 +147,8 @@ static void check_lengths(const char *dir)
     int32_t *ids = test_golden_ids(golden, "ids", NULL), lengths[64];
     oracle_v4 model = oracle_v4_open(dir);
     oracle_v4_run run = oracle_v4_forward(&model, ids, LONGEST, false);
-    const int32_t vocab = model.config.vocab_size;
-    const int32_t n_lengths = list_lengths(lengths, &model.config, LONGEST);
+    const int32_t centres[] = {model.config.sliding_window, 4 * model.config.index_topk};
+    const int32_t n_lengths = test_border_lengths(lengths, centres, 2, LONGEST);
     const tamis_session_params params = test_session_params(TAMIS_DTYPE_F32, LONGEST);
     test_engine engine = test_engine_open(dir, &params);
     double worst = 0;
@@ -202,16 +156,10 @@ static void check_lengths(const char *dir)
         const int32_t n = lengths[i];
         test_capture capture = test_capture_open(run.n_layers);
         tamis_session_set_tap(engine.session, test_capture_tap, &capture);
-        float *logits = test_logits_of(&engine, ids, n, 0);
+        worst = fmax(worst, test_prompt_against(&engine, dir, ids, n, run.logits, CLAIM, NULL));
         for (int32_t layer = 0; layer < run.n_layers; layer++)
             if (model.config.compress_ratios[layer] == 4)
                 check_selection(dir, &run, &capture, layer, n - 1, model.config.index_topk);
-        const double diff = test_max_diff_f64(logits + (int64_t)(n - 1) * vocab,
-                                              run.logits + (int64_t)(n - 1) * vocab, vocab, NULL);
-        if (diff > CLAIM)
-            fail_msg("%s: prompt of %d: last logits %.2e from the oracle's", dir, n, diff);
-        worst = fmax(worst, diff);
-        free(logits);
         test_capture_close(&capture);
     }
     printf("%s: %d prompt lengths within %.2e of the oracle, selections equal\n", dir, n_lengths,
@@ -251,20 +199,15 @@ static void check_needle(const char *dir)
     const tamis_session_params params = test_session_params(TAMIS_DTYPE_F32, LONGEST);
     test_engine engine = test_engine_open(dir, &params);
     double worst = 0, smallest_effect = INFINITY;
+    float *last = calloc((size_t)vocab, sizeof *last);
+    assert_non_null(last);
     for (int32_t n = SHORTEST; n <= LONGEST; n += n < SHORTEST + 4 ? 1 : 3) {
-        float *logits = test_logits_of(&engine, ids, n, 0);
-        const double *expected = run.logits + (int64_t)(n - 1) * vocab;
-        const double diff =
-            test_max_diff_f64(logits + (int64_t)(n - 1) * vocab, expected, vocab, NULL);
-        if (diff > CLAIM)
-            fail_msg("%s: needle, prompt of %d: last logits %.2e from the oracle's", dir, n, diff);
-        worst = fmax(worst, diff);
+        worst = fmax(worst, test_prompt_against(&engine, dir, ids, n, run.logits, CLAIM, last));
         smallest_effect =
             fmin(smallest_effect,
-                 test_max_diff_f64(logits + (int64_t)(n - 1) * vocab,
-                                   plain.logits + (int64_t)(n - 1) * vocab, vocab, NULL));
-        free(logits);
+                 test_max_diff_f64(last, plain.logits + (int64_t)(n - 1) * vocab, vocab, NULL));
     }
+    free(last);
     printf("%s: needle: within %.2e of the oracle; the needle moves logits by %.2e at least\n", dir,
            worst, smallest_effect);
     assert_true(smallest_effect > 10 * CLAIM);
