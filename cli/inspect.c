@@ -8,11 +8,6 @@
 #include "output.h"
 #include "run_engine.h"
 
-static const char *layer_kind(int32_t ratio)
-{
-    return ratio == 0 ? "window" : ratio == 4 ? "C4" : "C128";
-}
-
 /* ---------------------------------------------------------------- text */
 
 /* "0-1 window/hash, 2 C4/learned": runs of equal layers, in order. */
@@ -22,13 +17,13 @@ static void print_layers(const tamis_inspection *in)
     cli_outf("layers      %d:", (int)n);
     for (int32_t first = 0, end; first < n; first = end) {
         end = first + 1;
-        while (end < n && in->layer_ratios[end] == in->layer_ratios[first] &&
-               strcmp(in->layer_moe[end], in->layer_moe[first]) == 0)
+        while (end < n && strcmp(in->layer_attention[end], in->layer_attention[first]) == 0 &&
+               strcmp(in->layer_mlp[end], in->layer_mlp[first]) == 0)
             end++;
         cli_outf("%s %d", first == 0 ? "" : ",", (int)first);
         if (end - first > 1)
             cli_outf("-%d", (int)end - 1);
-        cli_outf(" %s/%s", layer_kind(in->layer_ratios[first]), in->layer_moe[first]);
+        cli_outf(" %s/%s", in->layer_attention[first], in->layer_mlp[first]);
     }
     cli_out("\n", 1);
 }
@@ -141,11 +136,14 @@ static json_t *integer(uint64_t value)
 static json_t *layers_json(const tamis_inspection *in)
 {
     json_t *array = json_array();
-    for (int32_t i = 0; i < in->info->num_hidden_layers; i++)
-        json_array_append_new(array,
-                              json_pack("{s:s, s:i, s:s}", "kind", layer_kind(in->layer_ratios[i]),
-                                        "compress_ratio", (int)in->layer_ratios[i], "routing",
-                                        in->layer_moe[i]));
+    for (int32_t i = 0; i < in->info->num_hidden_layers; i++) {
+        json_t *layer = json_object();
+        json_object_set_new(layer, "kind", json_string(in->layer_attention[i]));
+        if (in->layer_ratios != NULL)
+            json_object_set_new(layer, "compress_ratio", json_integer(in->layer_ratios[i]));
+        json_object_set_new(layer, "routing", json_string(in->layer_mlp[i]));
+        json_array_append_new(array, layer);
+    }
     return array;
 }
 

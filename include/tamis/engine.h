@@ -183,8 +183,11 @@ typedef struct tamis_tensor_group {
 
 typedef struct tamis_inspection {
     const tamis_model_info *info;
-    const int32_t *layer_ratios; /* [num_hidden_layers] */
-    const char *const *layer_moe;/* [num_hidden_layers] "hash" or "learned" */
+    /* [num_hidden_layers] V4: "window", "C4", "C128". V3.2, GLM: "full" (own indexer), "shared" (an
+     * earlier layer's selection), "all" (attends to all tokens) */
+    const char *const *layer_attention;
+    const char *const *layer_mlp; /* [num_hidden_layers] "hash", "learned", "dense" */
+    const int32_t *layer_ratios;  /* [num_hidden_layers] V4: compress ratio; NULL: other families */
     const tamis_tensor_group *groups;
     int32_t n_groups;
     int64_t n_tensors, n_params; /* whole folder */

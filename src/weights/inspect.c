@@ -5,15 +5,15 @@
 
 #include "core/error.h"
 #include "core/mem.h"
+#include "weights/names.h"
 #include "weights/tensor_matrix.h"
-#include "weights/v4_names.h"
 
 #define MAX_FORMAT_BYTES 48
 
 /* One row while it is built; rows are few, so they are found by walking. */
 typedef struct inspect_row {
     char format[MAX_FORMAT_BYTES];
-    int group_idx;
+    tamis_weight_group group;
     tamis_tensor_group sum;
 } inspect_row;
 
@@ -23,7 +23,7 @@ struct tamis_inspect {
     int32_t n_rows, max_rows;
     tamis_tensor_group *groups;
     int32_t *layer_ratios;
-    const char **layer_moe, **unused;
+    const char **layer_attention, **layer_mlp, **unused;
 };
 
 /* ---------------------------------------------------------------- what a tensor is */
@@ -31,9 +31,9 @@ struct tamis_inspect {
 /* The weight that these scales belong to, or NULL. */
 static tamis_tensor *owner_of(tamis_checkpoint *checkpoint, const tamis_tensor *tensor)
 {
-    char name[TAMIS_V4_NAME_BYTES];
+    char name[TAMIS_NAME_BYTES];
     tamis_tensor *owner =
-        tamis_v4_scale_owner(name, tensor->name) ? tamis_checkpoint_find(checkpoint, name) : NULL;
+        tamis_scale_owner(name, tensor->name) ? tamis_checkpoint_find(checkpoint, name) : NULL;
     return owner != NULL && tamis_tensor_find_scale(checkpoint, owner) == tensor ? owner : NULL;
 }
 
@@ -72,12 +72,12 @@ static int64_t count_params(const tamis_tensor *tensor, const tamis_tensor *scal
 
 /* ---------------------------------------------------------------- rows */
 
-static tamis_status find_row(tamis_inspect *inspect, int group_idx, const char *format,
+static tamis_status find_row(tamis_inspect *inspect, tamis_weight_group group, const char *format,
                              bool is_used, inspect_row **out, tamis_error *err)
 {
     for (int32_t i = 0; i < inspect->n_rows; i++) {
         inspect_row *row = &inspect->rows[i];
-        if (row->group_idx == group_idx && row->sum.is_used == is_used &&
+        if (row->group == group && row->sum.is_used == is_used &&
             strcmp(row->format, format) == 0) {
             *out = row;
             return TAMIS_STATUS_OK;
@@ -93,14 +93,15 @@ static tamis_status find_row(tamis_inspect *inspect, int group_idx, const char *
         inspect->max_rows = wanted;
     }
     inspect_row *row = &inspect->rows[inspect->n_rows++];
-    *row = (inspect_row){.group_idx = group_idx, .sum = {.is_used = is_used}};
+    *row = (inspect_row){.group = group, .sum = {.is_used = is_used}};
     snprintf(row->format, sizeof row->format, "%s", format);
     *out = row;
     return TAMIS_STATUS_OK;
 }
 
 static tamis_status add_tensor(tamis_inspect *inspect, tamis_checkpoint *checkpoint,
-                               tamis_tensor *tensor, tamis_error *err)
+                               const tamis_model_config *config, tamis_tensor *tensor,
+                               tamis_error *err)
 {
     char format[MAX_FORMAT_BYTES];
     inspect_row *row = NULL;
@@ -109,8 +110,8 @@ static tamis_status add_tensor(tamis_inspect *inspect, tamis_checkpoint *checkpo
     tamis_tensor *scale = owner != NULL ? tensor : tamis_tensor_find_scale(checkpoint, tensor);
     const int64_t n_params = owner != NULL ? 0 : count_params(tensor, scale);
     name_format(format, weight, scale);
-    TAMIS_TRY(find_row(inspect, tamis_v4_tensor_group_idx(weight->name), format, weight->is_used,
-                       &row, err));
+    TAMIS_TRY(find_row(inspect, tamis_tensor_place_of(config, weight->name).group, format,
+                       weight->is_used, &row, err));
     row->sum.n_tensors++;
     row->sum.n_params += n_params;
     row->sum.bytes += tensor->bytes;
@@ -130,12 +131,12 @@ static tamis_status order_rows(tamis_inspect *inspect, tamis_error *err)
     inspect->groups = tamis_mem_array(TAMIS_MEM_MISC, n, sizeof *inspect->groups);
     if (inspect->groups == NULL)
         return tamis_fail_memory(err, "inspection", n * sizeof *inspect->groups);
-    for (int group_idx = 0; group_idx < TAMIS_V4_NUM_GROUPS; group_idx++)
+    for (int group = 0; group < TAMIS_NUM_GROUPS; group++)
         for (int32_t i = 0; i < inspect->n_rows; i++) {
             inspect_row *row = &inspect->rows[i];
-            if (row->group_idx != group_idx)
+            if ((int)row->group != group)
                 continue;
-            row->sum.name = tamis_v4_group_name(group_idx);
+            row->sum.name = tamis_weight_group_name(row->group);
             row->sum.dtype = row->format;
             inspect->groups[n_groups++] = row->sum;
         }
@@ -151,22 +152,38 @@ static tamis_status take_arrays(tamis_inspect *inspect, int32_t n_layers, int32_
 {
     const size_t layers = (size_t)n_layers, tensors = (size_t)n_tensors;
     inspect->layer_ratios = tamis_mem_array(TAMIS_MEM_MISC, layers, sizeof(int32_t));
-    inspect->layer_moe = tamis_mem_array(TAMIS_MEM_MISC, layers, sizeof(char *));
+    inspect->layer_attention = tamis_mem_array(TAMIS_MEM_MISC, layers, sizeof(char *));
+    inspect->layer_mlp = tamis_mem_array(TAMIS_MEM_MISC, layers, sizeof(char *));
     inspect->unused = tamis_mem_array(TAMIS_MEM_MISC, tensors, sizeof(char *));
-    if (inspect->layer_ratios == NULL || inspect->layer_moe == NULL || inspect->unused == NULL)
+    if (inspect->layer_ratios == NULL || inspect->layer_attention == NULL ||
+        inspect->layer_mlp == NULL || inspect->unused == NULL)
         return tamis_fail_memory(err, "inspection", tensors * sizeof(char *));
     return TAMIS_STATUS_OK;
 }
 
+static const char *attention_of(const tamis_model_config *config, int32_t layer)
+{
+    if (config->family != TAMIS_FAMILY_DEEPSEEK_V4)
+        return config->index_topk == 0 ? "all" : config->reuse_topk[layer] ? "shared" : "full";
+    const int32_t ratio = config->compress_ratios[layer];
+    return ratio == 0 ? "window" : ratio == 4 ? "C4" : "C128";
+}
+
 static void describe_layers(tamis_inspect *inspect, const tamis_model_config *config)
 {
+    tamis_inspection *inspection = &inspect->inspection;
     for (int32_t i = 0; i < config->num_hidden_layers; i++) {
         inspect->layer_ratios[i] = config->compress_ratios[i];
-        inspect->layer_moe[i] = config->is_hash_layer[i] ? "hash" : "learned";
+        inspect->layer_attention[i] = attention_of(config, i);
+        inspect->layer_mlp[i] = config->is_hash_layer[i]    ? "hash"
+                                : config->is_dense_layer[i] ? "dense"
+                                                            : "learned";
     }
-    inspect->inspection.layer_ratios = inspect->layer_ratios;
-    inspect->inspection.layer_moe = inspect->layer_moe;
-    inspect->inspection.unused = inspect->unused;
+    inspection->layer_ratios =
+        config->family == TAMIS_FAMILY_DEEPSEEK_V4 ? inspect->layer_ratios : NULL;
+    inspection->layer_attention = inspect->layer_attention;
+    inspection->layer_mlp = inspect->layer_mlp;
+    inspection->unused = inspect->unused;
 }
 
 tamis_status tamis_inspect_build(tamis_inspect **out, tamis_checkpoint *checkpoint,
@@ -184,7 +201,7 @@ tamis_status tamis_inspect_build(tamis_inspect **out, tamis_checkpoint *checkpoi
     describe_layers(inspect, config);
     for (int32_t i = 0; i < n; i++)
         TAMIS_TRY_GOTO(
-            add_tensor(inspect, checkpoint, tamis_checkpoint_tensor(checkpoint, i), err));
+            add_tensor(inspect, checkpoint, config, tamis_checkpoint_tensor(checkpoint, i), err));
     TAMIS_TRY_GOTO(order_rows(inspect, err));
     *out = inspect;
     return TAMIS_STATUS_OK;
@@ -205,7 +222,8 @@ void tamis_inspect_free(tamis_inspect **inspect)
     tamis_mem_free((*inspect)->rows);
     tamis_mem_free((*inspect)->groups);
     tamis_mem_free((*inspect)->layer_ratios);
-    tamis_mem_free((void *)(*inspect)->layer_moe);
+    tamis_mem_free((void *)(*inspect)->layer_attention);
+    tamis_mem_free((void *)(*inspect)->layer_mlp);
     tamis_mem_free((void *)(*inspect)->unused);
     tamis_mem_free(*inspect);
     *inspect = NULL;

@@ -9,9 +9,8 @@
 #define TAMIS_WEIGHTS_MODEL_WEIGHTS_H
 
 #include "config/model_config.h"
-#include "tamis/dsa.h"
 #include "weights/checkpoint.h"
-#include "weights/v4_names.h"
+#include "weights/names.h"
 #include "weights/weight_fault.h"
 
 /* One hyper-connection site; m = hc_mult. */

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/size.h"
-#include "weights/v4_names.h"
+#include "weights/names.h"
 
 /* Block sizes come from the format, never from rows / scale rows: edge blocks may be short. */
 #define FP8_BLOCK 128
@@ -57,8 +57,8 @@ static bool is_float(tamis_dtype dtype)
 
 tamis_tensor *tamis_tensor_find_scale(tamis_checkpoint *checkpoint, const tamis_tensor *tensor)
 {
-    char name[TAMIS_V4_NAME_BYTES];
-    for (int i = 0; tamis_v4_scale_spell(name, tensor->name, i); i++) {
+    char name[TAMIS_NAME_BYTES];
+    for (int i = 0; tamis_scale_spell(name, tensor->name, i); i++) {
         tamis_tensor *scale = tamis_checkpoint_find(checkpoint, name);
         if (scale != NULL)
             return scale;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "kernels/formats.h"
-#include "weights/v4_names.h"
+#include "weights/names.h"
 
 static const char *float_fault(float value)
 {
@@ -13,10 +13,10 @@ static const char *float_fault(float value)
 /* U8 and I8 tensors hold E8M0 bytes if their name says that they are scales. */
 static bool is_e8m0(const tamis_tensor *tensor)
 {
-    char owner[TAMIS_V4_NAME_BYTES];
+    char owner[TAMIS_NAME_BYTES];
     return tensor->dtype == TAMIS_DTYPE_F8_E8M0 ||
            ((tensor->dtype == TAMIS_DTYPE_U8 || tensor->dtype == TAMIS_DTYPE_I8) &&
-            tamis_v4_scale_owner(owner, tensor->name));
+            tamis_scale_owner(owner, tensor->name));
 }
 
 /* What is wrong with element i, or NULL. FP4 and integers have no invalid codes. */
@@ -56,7 +56,7 @@ bool tamis_weights_find_fault(tamis_checkpoint *checkpoint, const tamis_model_co
     const int32_t n = tamis_checkpoint_num_tensors(checkpoint);
     for (int32_t i = 0; i < n; i++) {
         const tamis_tensor *tensor = tamis_checkpoint_tensor(checkpoint, i);
-        if (tensor->is_used && tamis_v4_tensor_layer(tensor->name) == layer &&
+        if (tensor->is_used && tamis_tensor_place_of(config, tensor->name).layer == layer &&
             find_in_tensor(tensor, out))
             return true;
     }

@@ -6,6 +6,17 @@
 
 /* ---------------------------------------------------------------- groups */
 
+static void expect_group(const tamis_model_config *config, const char *name, const char *group)
+{
+    const tamis_tensor_place place = tamis_tensor_place_of(config, name);
+    assert_string_equal(tamis_weight_group_name(place.group), group);
+}
+
+static void expect_layer(const tamis_model_config *config, const char *name, int32_t layer)
+{
+    assert_int_equal(tamis_tensor_place_of(config, name).layer, layer);
+}
+
 static void test_groups(void **state)
 {
     (void)state;
@@ -48,17 +59,73 @@ static void test_groups(void **state)
         {"visual.blocks.0.weight", "unknown"},
         {"", "unknown"},
     };
+    const tamis_model_config v4 = {.num_hidden_layers = 5};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_string_equal(tamis_v4_tensor_group(cases[i][0]), cases[i][1]);
-    assert_int_equal(tamis_v4_tensor_layer("layers.42.attn.wq_a.weight"), 42);
-    assert_int_equal(tamis_v4_tensor_layer("model.layers.7.mlp.gate.weight"), 7);
-    assert_int_equal(tamis_v4_tensor_layer("embed.weight"), -1);
-    assert_int_equal(tamis_v4_tensor_layer("model.norm.weight"), -1);
-    assert_int_equal(tamis_v4_tensor_layer("mtp.0.attn.wq_a.weight"), -2);
-    assert_int_equal(tamis_v4_tensor_layer("visual.patch"), -2);
+        expect_group(&v4, cases[i][0], cases[i][1]);
+    expect_layer(&v4, "layers.42.attn.wq_a.weight", 42);
+    expect_layer(&v4, "model.layers.3.mlp.gate.weight", 3);
+    expect_layer(&v4, "embed.weight", -1);
+    expect_layer(&v4, "model.norm.weight", -1);
+    expect_layer(&v4, "mtp.0.attn.wq_a.weight", -2);
+    expect_layer(&v4, "visual.patch", -2);
+}
+
+/* V3.2 and GLM: layers behind the last belong to MTP blocks, whatever their tensors are called. */
+static void test_groups_of_v32(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"model.embed_tokens.weight", "embedding"},
+        {"lm_head.weight", "head"},
+        {"model.norm.weight", "norms"},
+        {"model.layers.0.input_layernorm.weight", "norms"},
+        {"model.layers.60.post_attention_layernorm.weight", "norms"},
+        {"model.layers.0.self_attn.q_a_layernorm.weight", "attention"},
+        {"model.layers.0.self_attn.kv_b_proj.weight_scale_inv", "attention"},
+        {"model.layers.0.self_attn.indexer.k_norm.bias", "indexer"},
+        {"model.layers.0.mlp.gate_proj.weight", "dense mlp"},
+        {"model.layers.0.mlp.up_proj.weight_scale_inv", "dense mlp"},
+        {"model.layers.0.mlp.down_proj.weight", "dense mlp"},
+        {"model.layers.3.mlp.gate.weight", "router"},
+        {"model.layers.3.mlp.gate.e_score_correction_bias", "router"},
+        {"model.layers.3.mlp.experts.255.gate_proj.weight", "experts"},
+        {"model.layers.3.mlp.experts.gate_up_proj", "experts"},
+        {"model.layers.3.mlp.shared_experts.down_proj.weight", "shared experts"},
+        {"model.layers.61.eh_proj.weight", "mtp"},
+        {"model.layers.61.embed_tokens.weight", "mtp"},
+        {"model.layers.61.shared_head.head.weight", "mtp"},
+        {"model.layers.62.self_attn.q_a_proj.weight", "mtp"},
+        {"model.layers.60.eh_proj.weight", "unknown"},
+        {"embed.weight", "unknown"},
+        {"mtp.0.e_proj.weight", "unknown"},
+    };
+    static const tamis_family families[] = {TAMIS_FAMILY_DEEPSEEK_V32, TAMIS_FAMILY_GLM_MOE_DSA};
+    for (int f = 0; f < 2; f++) {
+        const tamis_model_config config = {.family = families[f], .num_hidden_layers = 61};
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+            expect_group(&config, cases[i][0], cases[i][1]);
+        expect_layer(&config, "model.layers.60.mlp.gate.weight", 60);
+        expect_layer(&config, "model.layers.61.mlp.gate.weight", -2);
+        expect_layer(&config, "lm_head.weight", -1);
+        expect_layer(&config, "mtp.0.e_proj.weight", -2);
+    }
 }
 
 /* ---------------------------------------------------------------- sums */
+
+static bool is_mtp(const tamis_model_config *config, const char *name)
+{
+    int layer;
+    if (config->family == TAMIS_FAMILY_DEEPSEEK_V4)
+        return strncmp(name, "mtp.", 4) == 0;
+    return sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= config->num_hidden_layers;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
 
 typedef struct header_sums {
     int64_t n_tensors, n_params, n_mtp;
@@ -66,7 +133,8 @@ typedef struct header_sums {
 } header_sums;
 
 /* Sums over one file's header, read here with the JSON library alone. */
-static void add_header(header_sums *sums, const char *dir, const char *name)
+static void add_header(header_sums *sums, const tamis_model_config *config, const char *dir,
+                       const char *name)
 {
     size_t bytes, header_bytes = 0;
     char *file = test_file_read(dir, name, &bytes);
@@ -85,12 +153,14 @@ static void add_header(header_sums *sums, const char *dir, const char *name)
         const char *dtype = json_string_value(json_object_get(entry, "dtype"));
         json_array_foreach(json_object_get(entry, "shape"), i, dim) n *= json_integer_value(dim);
         sums->n_tensors++;
-        sums->n_mtp += strncmp(tensor, "mtp.", 4) == 0;
+        sums->n_mtp += is_mtp(config, tensor);
         sums->bytes += (uint64_t)(json_integer_value(json_array_get(offsets, 1)) -
                                   json_integer_value(json_array_get(offsets, 0)));
         if (strcmp(dtype, "I8") == 0)
-            n *= 2;                                                     /* FP4 */
-        if (strcmp(dtype, "F8_E8M0") != 0 && strcmp(dtype, "I64") != 0) /* I64: tid2eid */
+            n *= 2; /* FP4 */
+        /* I64: tid2eid */
+        if (strcmp(dtype, "F8_E8M0") != 0 && strcmp(dtype, "I64") != 0 &&
+            !ends_with(tensor, "_scale_inv"))
             sums->n_params += n;
     }
     json_decref(header);
@@ -100,9 +170,9 @@ static void add_header(header_sums *sums, const char *dir, const char *name)
 static void expect_sums(const char *dir, const char *const *files, int n_files)
 {
     header_sums sums = {0, 0, 0, 0};
-    for (int i = 0; i < n_files; i++)
-        add_header(&sums, dir, files[i]);
     test_bound b = test_bind_ok(dir, NULL);
+    for (int i = 0; i < n_files; i++)
+        add_header(&sums, &b.config, dir, files[i]);
     tamis_inspect *inspect;
     const tamis_model_info info = {.family = "deepseek_v4"};
     assert_int_equal(tamis_inspect_build(&inspect, b.checkpoint, &b.config, &info, NULL),
@@ -126,10 +196,14 @@ static void expect_sums(const char *dir, const char *const *files, int n_files)
     assert_int_equal(n_params, sums.n_params);
     assert_int_equal(bytes, sums.bytes);
     for (int32_t i = 0; i < seen->n_unused; i++)
-        assert_true(strncmp(seen->unused[i], "mtp.", 4) == 0);
-    for (int32_t i = 0; i < b.config.num_hidden_layers; i++) {
+        assert_true(is_mtp(&b.config, seen->unused[i]));
+    assert_int_equal(seen->layer_ratios != NULL, b.config.family == TAMIS_FAMILY_DEEPSEEK_V4);
+    for (int32_t i = 0; seen->layer_ratios != NULL && i < b.config.num_hidden_layers; i++) {
         assert_int_equal(seen->layer_ratios[i], b.config.compress_ratios[i]);
-        assert_string_equal(seen->layer_moe[i], b.config.is_hash_layer[i] ? "hash" : "learned");
+        assert_string_equal(seen->layer_mlp[i], b.config.is_hash_layer[i] ? "hash" : "learned");
+        assert_string_equal(seen->layer_attention[i], b.config.compress_ratios[i] == 0   ? "window"
+                                                      : b.config.compress_ratios[i] == 4 ? "C4"
+                                                                                         : "C128");
     }
     tamis_inspect_free(&inspect);
     assert_null(inspect);
@@ -149,6 +223,12 @@ static void test_sums(void **state)
     expect_sums("tests/golden/v4-pro-fp8", one, 1);
     expect_sums("tests/golden/v4-official", one, 1);
     expect_sums("models/demo", one, 1);
+    static const char *const two[] = {"model-00001-of-00002.safetensors",
+                                      "model-00002-of-00002.safetensors"};
+    expect_sums("tests/golden/v32-bf16", one, 1);
+    expect_sums("tests/golden/v32-fp8", two, 2);
+    expect_sums("tests/golden/glm5-bf16", one, 1);
+    expect_sums("tests/golden/glm52-fp8", one, 1);
 }
 
 static const tamis_tensor_group *find_group(const tamis_inspection *inspection, const char *name,
@@ -203,6 +283,65 @@ static void test_groups_of_the_flash_folder(void **state)
         assert_null(inspect);
         assert_int_equal(tamis_mem_in_use(TAMIS_MEM_MISC), before);
     }
+    test_unbind(&b);
+}
+
+/* "full/dense full/dense shared/dense ..." */
+static void expect_layers(const tamis_inspection *seen, int32_t n, const char *expected)
+{
+    char text[256] = "";
+    for (int32_t i = 0; i < n; i++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%s/%s", i == 0 ? "" : " ",
+                 seen->layer_attention[i], seen->layer_mlp[i]);
+    }
+    assert_string_equal(text, expected);
+}
+
+static bool is_listed(const tamis_inspection *seen, const char *name)
+{
+    for (int32_t i = 0; i < seen->n_unused; i++)
+        if (strcmp(seen->unused[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* V3.2 brings an embedding and a head for its MTP block, GLM-5.2 does not. */
+static void test_groups_of_v32_and_glm_folders(void **state)
+{
+    (void)state;
+    tamis_inspect *inspect;
+    test_bound b = test_bind_ok("tests/golden/v32-fp8", NULL);
+    assert_int_equal(tamis_inspect_build(&inspect, b.checkpoint, &b.config, NULL, NULL),
+                     TAMIS_STATUS_OK);
+    const tamis_inspection *seen = tamis_inspect_get(inspect);
+    expect_layers(seen, 3, "full/dense full/learned full/learned");
+    const tamis_tensor_group *experts = find_group(seen, "experts", "F8_E4M3 + F32 per 128x128");
+    assert_int_equal(experts->n_tensors, 2 * 2 * 12 * 3);
+    assert_int_equal(experts->n_params, 2 * 12 * 3 * 32 * 160);
+    assert_int_equal(experts->bytes, 2 * 12 * 3 * (32 * 160 + 2 * 4));
+    const tamis_tensor_group *dense = find_group(seen, "dense mlp", "F8_E4M3 + F32 per 128x128");
+    assert_int_equal(dense->n_params, 3 * 208 * 160);
+    assert_int_equal(find_group(seen, "indexer", "F32")->n_tensors, 2 * 3);
+    assert_int_equal(find_group(seen, "indexer", "BF16")->n_params, 3 * 8 * 160);
+    assert_int_equal(find_group(seen, "embedding", "BF16")->n_tensors, 1);
+    assert_true(is_listed(seen, "model.layers.3.embed_tokens.weight"));
+    assert_true(is_listed(seen, "model.layers.3.shared_head.head.weight"));
+    assert_true(is_listed(seen, "model.layers.3.eh_proj.weight"));
+    assert_string_equal(seen->groups[seen->n_groups - 1].name, "mtp");
+    tamis_inspect_free(&inspect);
+    test_unbind(&b);
+
+    b = test_bind_ok("tests/golden/glm52-fp8", NULL);
+    assert_int_equal(tamis_inspect_build(&inspect, b.checkpoint, &b.config, NULL, NULL),
+                     TAMIS_STATUS_OK);
+    seen = tamis_inspect_get(inspect);
+    expect_layers(seen, 6,
+                  "full/dense full/dense shared/dense shared/learned full/learned shared/learned");
+    assert_false(is_listed(seen, "model.layers.6.embed_tokens.weight"));
+    assert_true(is_listed(seen, "model.layers.6.shared_head.norm.weight"));
+    assert_int_equal(find_group(seen, "indexer", "BF16")->n_tensors, 3 * 3);
+    tamis_inspect_free(&inspect);
     test_unbind(&b);
 }
 
@@ -338,8 +477,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_groups_of_v32),
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_groups_of_the_flash_folder),
+        cmocka_unit_test(test_groups_of_v32_and_glm_folders),
         cmocka_unit_test(test_unused_groups),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_what_is_no_fault),

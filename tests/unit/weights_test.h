@@ -183,6 +183,25 @@ static inline void test_visit_attention(const tamis_dsa_layer *layer, test_value
     test_visit_compressor(&w->index_compressor, 4, c->index_head_dim, fn, user);
 }
 
+static inline void test_visit_sfa(const tamis_sfa_layer *layer, test_values_fn fn, void *user)
+{
+    const tamis_sfa_config *c = &layer->config;
+    const tamis_sfa_weights *w = &layer->weights;
+    const tamis_matrix *matrices[] = {&w->q_a_proj, &w->q_b_proj, &w->kv_a_proj, &w->kv_b_proj,
+                                      &w->o_proj};
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
+        test_visit_matrix(matrices[i], fn, user);
+    fn(user, w->q_a_norm, c->q_lora_rank);
+    fn(user, w->kv_a_norm, c->kv_lora_rank);
+    if (c->reuse_topk)
+        return;
+    test_visit_matrix(&w->index_wq_b, fn, user);
+    test_visit_matrix(&w->index_wk, fn, user);
+    test_visit_matrix(&w->index_weights_proj, fn, user);
+    fn(user, w->index_k_norm, c->index_head_dim);
+    fn(user, w->index_k_norm_bias, c->index_head_dim);
+}
+
 static inline void test_visit_expert(const tamis_expert_weights *w, test_values_fn fn, void *user)
 {
     test_visit_matrix(&w->w1, fn, user);
@@ -190,35 +209,47 @@ static inline void test_visit_expert(const tamis_expert_weights *w, test_values_
     test_visit_matrix(&w->w3, fn, user);
 }
 
+static inline void test_visit_moe(const tamis_moe_weights *moe, const tamis_model_config *c,
+                                  test_values_fn fn, void *user)
+{
+    const int64_t n_ids = (int64_t)c->vocab_size * c->num_experts_per_tok;
+    test_visit_matrix(&moe->gate, fn, user);
+    if (moe->bias != NULL)
+        fn(user, moe->bias, c->n_routed_experts);
+    for (int64_t e = 0; moe->tid2eid != NULL && e < n_ids; e++) {
+        int64_t id;
+        memcpy(&id, (const uint8_t *)moe->tid2eid + 8 * e, sizeof id);
+        const float as_float = (float)id;
+        fn(user, &as_float, 1);
+    }
+    for (int32_t e = 0; e < c->n_routed_experts; e++)
+        test_visit_expert(&moe->experts[e], fn, user);
+}
+
 /* Calls fn with every row and vector, always in the same order. */
 static inline void test_visit_weights(const tamis_model_weights *w, const tamis_model_config *c,
                                       test_values_fn fn, void *user)
 {
+    const bool is_v4 = c->family == TAMIS_FAMILY_DEEPSEEK_V4;
     const int64_t m = c->hc_mult;
     test_visit_matrix(&w->embed, fn, user);
     test_visit_matrix(&w->head, fn, user);
     fn(user, w->norm, c->hidden_size);
-    test_visit_hc(&w->hc_head, m, 1, fn, user);
+    if (is_v4)
+        test_visit_hc(&w->hc_head, m, 1, fn, user);
     for (int32_t i = 0; i < w->n_layers; i++) {
         const tamis_layer_weights *layer = &w->layers[i];
         fn(user, layer->attn_norm, c->hidden_size);
         fn(user, layer->ffn_norm, c->hidden_size);
-        test_visit_hc(&layer->hc_attn, (2 + m) * m, 3, fn, user);
-        test_visit_hc(&layer->hc_ffn, (2 + m) * m, 3, fn, user);
-        test_visit_attention(&layer->dsa, fn, user);
-        test_visit_matrix(&layer->moe.gate, fn, user);
-        if (layer->moe.bias != NULL)
-            fn(user, layer->moe.bias, c->n_routed_experts);
-        for (int64_t e = 0;
-             layer->moe.tid2eid != NULL && e < (int64_t)c->vocab_size * c->num_experts_per_tok;
-             e++) {
-            int64_t id;
-            memcpy(&id, (const uint8_t *)layer->moe.tid2eid + 8 * e, sizeof id);
-            const float as_float = (float)id;
-            fn(user, &as_float, 1);
+        if (is_v4) {
+            test_visit_hc(&layer->hc_attn, (2 + m) * m, 3, fn, user);
+            test_visit_hc(&layer->hc_ffn, (2 + m) * m, 3, fn, user);
+            test_visit_attention(&layer->dsa, fn, user);
+        } else {
+            test_visit_sfa(&layer->sfa, fn, user);
         }
-        for (int32_t e = 0; e < c->n_routed_experts; e++)
-            test_visit_expert(&layer->moe.experts[e], fn, user);
+        if (!c->is_dense_layer[i])
+            test_visit_moe(&layer->moe, c, fn, user);
         if (layer->moe.shared.w1.rows > 0)
             test_visit_expert(&layer->moe.shared, fn, user);
     }
@@ -235,7 +266,8 @@ static inline void test_digest_values(void *user, const float *values, int64_t n
     }
 }
 
-static inline uint64_t test_weights_digest(const tamis_model_weights *w, const tamis_model_config *c)
+static inline uint64_t test_weights_digest(const tamis_model_weights *w,
+                                           const tamis_model_config *c)
 {
     uint64_t digest = UINT64_C(0xcbf29ce484222325);
     test_visit_weights(w, c, test_digest_values, &digest);
