@@ -170,6 +170,72 @@ static void bench_linear(const options *opt)
     free(scale);
 }
 
+/* ---------------------------------------------------------------- absorbed query */
+
+#define MLA_HEADS 128
+#define MLA_NOPE  128 /* rows of kv_b that make a head's keys; as many make its values */
+#define MLA_RANK  512
+
+typedef struct linear_t_arg {
+    tamis_matrix w;
+    uint8_t *pool;
+    float *x, *y, *scratch;
+    int64_t n_tokens, n_heads;
+    size_t bytes;
+} linear_t_arg;
+
+static void run_linear_t(const tamis_kernels *kernels, void *arg, int run)
+{
+    linear_t_arg *a = arg;
+    a->w.data = a->pool + (size_t)run % (POOL_BYTES / a->bytes) * a->bytes;
+    for (int64_t h = 0; h < a->n_heads; h++)
+        kernels->linear_t(a->y + h * MLA_RANK, a->n_heads * MLA_RANK, a->x + h * MLA_NOPE,
+                          a->n_heads * MLA_NOPE, a->n_tokens, &a->w, h * 2 * MLA_NOPE,
+                          h * 2 * MLA_NOPE + MLA_NOPE, a->scratch);
+}
+
+static void bench_linear_t(const options *opt)
+{
+    static const tamis_dtype dtypes[] = {TAMIS_DTYPE_BF16, TAMIS_DTYPE_F8_E4M3};
+    static const int64_t tokens[] = {1, 3, 128};
+    const size_t n = MLA_HEADS * MLA_RANK * 16; /* 128 tokens x 16 heads, or 3 x 128 */
+    linear_t_arg a = {.pool = take(POOL_BYTES),
+                      .x = take(n * 4),
+                      .y = take(n * 4),
+                      .scratch = take(TAMIS_LINEAR_T_SCRATCH * 4)};
+    uint8_t scale[2 * MLA_HEADS * MLA_NOPE / 128 * MLA_RANK / 128];
+    memset(scale, 125, sizeof scale);
+    fill_bytes(a.pool, POOL_BYTES);
+    fill_floats(a.x, n);
+    for (size_t f = 0; f < sizeof dtypes / sizeof *dtypes; f++)
+        for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
+            char what[64];
+            const bool scaled = dtypes[f] == TAMIS_DTYPE_F8_E4M3;
+            const int64_t row_bytes = MLA_RANK * (scaled ? 1 : 2);
+            a.w = (tamis_matrix){.dtype = dtypes[f],
+                                 .rows = 2 * MLA_HEADS * MLA_NOPE,
+                                 .cols = MLA_RANK,
+                                 .row_bytes = row_bytes,
+                                 .scale = scaled ? scale : NULL,
+                                 .scale_dtype = TAMIS_DTYPE_F8_E8M0,
+                                 .block_rows = 128,
+                                 .block_cols = 128,
+                                 .scale_row_bytes = MLA_RANK / 128};
+            a.bytes = (size_t)(row_bytes * a.w.rows);
+            a.n_tokens = tokens[t];
+            a.n_heads = tokens[t] > 8 ? 16 : MLA_HEADS;
+            const double weights = (double)(a.n_heads * MLA_NOPE * MLA_RANK);
+            snprintf(what, sizeof what, "%s %d x 128x512, %d tokens", tamis_dtype_name(dtypes[f]),
+                     (int)a.n_heads, (int)tokens[t]);
+            report(opt, "linear_t", what, run_linear_t, &a, 2.0 * weights * (double)tokens[t],
+                   weights * (scaled ? 1 : 2));
+        }
+    free(a.pool);
+    free(a.x);
+    free(a.y);
+    free(a.scratch);
+}
+
 /* ---------------------------------------------------------------- scores and attention */
 
 #define KEYS        4096
@@ -215,79 +281,86 @@ static void bench_index(const options *opt)
     free(a.scratch);
 }
 
-#define ATTN_HEADS 64
-#define ATTN_DIM   512
-#define ATTN_ROWS  640
+#define ATTN_POOL_BYTES ((size_t)33 << 20)
+#define ATTN_MAX_ROWS   2048
 
 typedef struct attn_arg {
+    int64_t n_heads, head_dim, value_dim, n_rows;
     uint8_t *pool;
-    const void *rows[ATTN_ROWS];
+    const void *rows[ATTN_MAX_ROWS];
     float *q, *panels, *m, *l, *o, *m_c, *l_c, *o_c, *scratch;
 } attn_arg;
 
 static void run_attention(const tamis_kernels *kernels, void *arg, int run)
 {
     attn_arg *a = arg;
-    for (int h = 0; h < ATTN_HEADS; h++) {
+    for (int64_t h = 0; h < a->n_heads; h++) {
         a->m[h] = -__builtin_inff();
         a->l[h] = 0;
     }
-    memset(a->o, 0, ATTN_HEADS * ATTN_DIM * 4);
-    for (int first = 0; first < ATTN_ROWS; first += TAMIS_ATTN_CHUNK) {
-        kernels->attn_chunk(a->m_c, a->l_c, a->o_c, ATTN_DIM, a->panels, ATTN_HEADS, ATTN_DIM,
-                            ATTN_DIM, a->rows + first, TAMIS_DTYPE_BF16, TAMIS_ATTN_CHUNK, 0.04f,
-                            a->scratch);
-        kernels->attn_merge(a->m, a->l, a->o, ATTN_DIM, a->m_c, a->l_c, a->o_c, ATTN_DIM,
-                            ATTN_HEADS, ATTN_DIM);
+    memset(a->o, 0, (size_t)(a->n_heads * a->value_dim) * 4);
+    for (int64_t first = 0; first < a->n_rows; first += TAMIS_ATTN_CHUNK) {
+        kernels->attn_chunk(a->m_c, a->l_c, a->o_c, a->value_dim, a->panels, a->n_heads,
+                            a->head_dim, a->value_dim, a->rows + first, TAMIS_DTYPE_BF16,
+                            TAMIS_ATTN_CHUNK, 0.04f, a->scratch);
+        kernels->attn_merge(a->m, a->l, a->o, a->value_dim, a->m_c, a->l_c, a->o_c, a->value_dim,
+                            a->n_heads, a->value_dim);
     }
-    kernels->attn_finish(a->o, ATTN_DIM, NULL, a->m, a->l, NULL, ATTN_HEADS, ATTN_DIM);
+    kernels->attn_finish(a->o, a->value_dim, NULL, a->m, a->l, NULL, a->n_heads, a->value_dim);
 }
 
 static void run_merge(const tamis_kernels *kernels, void *arg, int run)
 {
     attn_arg *a = arg;
-    kernels->attn_merge(a->m, a->l, a->o, ATTN_DIM, a->m_c, a->l_c, a->o_c, ATTN_DIM, ATTN_HEADS,
-                        ATTN_DIM);
+    kernels->attn_merge(a->m, a->l, a->o, a->value_dim, a->m_c, a->l_c, a->o_c, a->value_dim,
+                        a->n_heads, a->value_dim);
 }
 
 static void run_pack(const tamis_kernels *kernels, void *arg, int run)
 {
     attn_arg *a = arg;
-    kernels->pack_heads(a->panels, a->q, ATTN_HEADS, ATTN_DIM);
+    kernels->pack_heads(a->panels, a->q, a->n_heads, a->head_dim);
 }
 
-static void bench_attention(const options *opt)
+static void bench_attention(const options *opt, int64_t n_heads, int64_t head_dim,
+                            int64_t value_dim, int64_t n_rows)
 {
-    const size_t n = ATTN_HEADS * ATTN_DIM, rows_in_pool = 33024;
-    attn_arg a = {.pool = take(rows_in_pool * ATTN_DIM * 2),
+    char what[64];
+    const size_t n = (size_t)(n_heads * head_dim), heads = (size_t)n_heads * 4;
+    const double values = (double)(n_heads * value_dim);
+    attn_arg a = {.n_heads = n_heads,
+                  .head_dim = head_dim,
+                  .value_dim = value_dim,
+                  .n_rows = n_rows,
+                  .pool = take(ATTN_POOL_BYTES),
                   .q = take(n * 4),
                   .panels = take(n * 4),
-                  .m = take(ATTN_HEADS * 4),
-                  .l = take(ATTN_HEADS * 4),
+                  .m = take(heads),
+                  .l = take(heads),
                   .o = take(n * 4),
-                  .m_c = take(ATTN_HEADS * 4),
-                  .l_c = take(ATTN_HEADS * 4),
+                  .m_c = take(heads),
+                  .l_c = take(heads),
                   .o_c = take(n * 4),
-                  .scratch = take(TAMIS_ATTN_SCRATCH(ATTN_HEADS, ATTN_DIM) * 4)};
-    fill_bytes(a.pool, rows_in_pool * ATTN_DIM * 2);
+                  .scratch = take(TAMIS_ATTN_SCRATCH(n_heads, head_dim) * 4)};
+    const size_t row_bytes = (size_t)head_dim * 2;
+    const size_t spread = ATTN_POOL_BYTES / row_bytes / (size_t)n_rows;
+    fill_bytes(a.pool, ATTN_POOL_BYTES);
     fill_floats(a.q, n);
-    for (size_t j = 0; j < ATTN_ROWS; j++)
-        a.rows[j] = a.pool + j * 51 * ATTN_DIM * 2;
-    tamis_kernels_for(TAMIS_CPU_PORTABLE)->pack_heads(a.panels, a.q, ATTN_HEADS, ATTN_DIM);
-    report(opt, "attention", "64 heads x 512, 640 bf16 rows", run_attention, &a,
-           4.0 * ATTN_ROWS * (double)n, ATTN_ROWS * ATTN_DIM * 2.0);
-    report(opt, "attn_merge", "64 heads x 512", run_merge, &a, 3.0 * (double)n, 12.0 * (double)n);
-    report(opt, "pack_heads", "64 heads x 512", run_pack, &a, 0, 8.0 * (double)n);
+    for (size_t j = 0; j < (size_t)n_rows; j++)
+        a.rows[j] = a.pool + j * spread * row_bytes;
+    tamis_kernels_for(TAMIS_CPU_PORTABLE)->pack_heads(a.panels, a.q, n_heads, head_dim);
+    snprintf(what, sizeof what, "%d heads x %d/%d, %d bf16 rows", (int)n_heads, (int)head_dim,
+             (int)value_dim, (int)n_rows);
+    report(opt, "attention", what, run_attention, &a, 2.0 * (double)n_rows * ((double)n + values),
+           (double)n_rows * (double)row_bytes);
+    snprintf(what, sizeof what, "%d heads x %d", (int)n_heads, (int)value_dim);
+    report(opt, "attn_merge", what, run_merge, &a, 3.0 * values, 12.0 * values);
+    snprintf(what, sizeof what, "%d heads x %d", (int)n_heads, (int)head_dim);
+    report(opt, "pack_heads", what, run_pack, &a, 0, 8.0 * (double)n);
+    float *blocks[] = {a.q, a.panels, a.m, a.l, a.o, a.m_c, a.l_c, a.o_c, a.scratch};
     free(a.pool);
-    free(a.q);
-    free(a.panels);
-    free(a.m);
-    free(a.l);
-    free(a.o);
-    free(a.m_c);
-    free(a.l_c);
-    free(a.o_c);
-    free(a.scratch);
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+        free(blocks[i]);
 }
 
 /* ---------------------------------------------------------------- rows */
@@ -304,6 +377,17 @@ static void run_rmsnorm(const tamis_kernels *kernels, void *arg, int run)
 {
     const rows_arg *a = arg;
     kernels->rmsnorm(a->y, a->x, a->z, HIDDEN, 1e-6f);
+}
+static void run_layernorm(const tamis_kernels *kernels, void *arg, int run)
+{
+    const rows_arg *a = arg;
+    kernels->layernorm(a->y, a->x, a->z, a->z + 128, 128, 1e-6f);
+}
+static void run_rope_halves(const tamis_kernels *kernels, void *arg, int run)
+{
+    const rows_arg *a = arg;
+    for (int h = 0; h < 64; h++)
+        kernels->rope_halves(a->y + h * 64, a->x, a->z, 32, run % 2 == 0);
 }
 static void run_rope(const tamis_kernels *kernels, void *arg, int run)
 {
@@ -363,6 +447,8 @@ static void bench_rows(const options *opt)
         a.score[s] = a.value[s] + 512;
     }
     report(opt, "rmsnorm", "4096", run_rmsnorm, &a, 4.0 * HIDDEN, 16.0 * HIDDEN);
+    report(opt, "layernorm", "128", run_layernorm, &a, 7.0 * 128, 16.0 * 128);
+    report(opt, "rope_halves", "64 heads x 32 pairs", run_rope_halves, &a, 6.0 * 2048, 16.0 * 2048);
     report(opt, "rope", "64 heads x 32 pairs", run_rope, &a, 6.0 * 2048, 16.0 * 2048);
     report(opt, "swiglu", "4096", run_swiglu, &a, 0, 12.0 * HIDDEN);
     report(opt, "axpy", "4096", run_axpy, &a, 2.0 * HIDDEN, 12.0 * HIDDEN);
@@ -391,8 +477,11 @@ int main(int argc, char **argv)
         }
     }
     bench_linear(&opt);
+    bench_linear_t(&opt);
     bench_index(&opt);
-    bench_attention(&opt);
+    bench_attention(&opt, 64, 512, 512, 640);
+    bench_attention(&opt, 128, 576, 512, 2048);
+    bench_attention(&opt, 64, 576, 512, 2048);
     bench_rows(&opt);
     return 0;
 }

@@ -19,10 +19,31 @@ _Static_assert((size_t)TILE *TILE <= TAMIS_LINEAR_T_SCRATCH, "scratch of linear_
 
 /* ---------------------------------------------------------------- fused tile, few tokens */
 
-/* y += n_rows rows over the columns before `end`, a multiple of 16; sizes known when compiled. */
+/* Where columns c to c + 15 of a row lie, for a prefetch. */
+static TAMIS_ALWAYS_INLINE const void *group_at(tamis_dtype dtype, const uint8_t *row, int64_t c)
+{
+    switch (dtype) {
+    case TAMIS_DTYPE_F32:
+        return row + 4 * c;
+    case TAMIS_DTYPE_BF16:
+    case TAMIS_DTYPE_F16:
+        return row + 2 * c;
+    case TAMIS_DTYPE_F8_E4M3:
+        return row + c;
+    default:
+        return row + c / 2;
+    }
+}
+
+/*
+ * y += n_rows rows over the columns before `end`, a multiple of 16; sizes known when compiled.
+ * Rows are too short for the hardware to see a stream before they end, so the group of the row
+ * `ahead` bytes behind is asked for with each group: the next tile's.
+ */
 static TAMIS_ALWAYS_INLINE void fused_tile(tamis_dtype dtype, int n_rows, int n_tokens, float *y,
                                            int64_t y_stride, const float *x, int64_t x_stride,
-                                           const tamis_matrix *w, int64_t first_row, int64_t end)
+                                           const tamis_matrix *w, int64_t first_row, int64_t end,
+                                           int64_t ahead)
 {
     const bool low_bits = dtype == TAMIS_DTYPE_F8_E4M3 || dtype == TAMIS_DTYPE_F4_E2M1;
     const uint8_t *row[FUSED_ROWS];
@@ -46,6 +67,7 @@ static TAMIS_ALWAYS_INLINE void fused_tile(tamis_dtype dtype, int n_rows, int n_
                 acc[t] = v16_load(y + t * y_stride + c);
             for (int r = 0; r < n_rows; r++) {
                 v16 value;
+                _mm_prefetch(group_at(dtype, row[r] + ahead, c), _MM_HINT_T0);
                 if (dtype == TAMIS_DTYPE_F8_E4M3)
                     value = v16_scale(halves_widen(e4m3_to_halves_nan(row[r] + c)), factor[r]);
                 else if (dtype == TAMIS_DTYPE_F4_E2M1)
@@ -67,11 +89,14 @@ static TAMIS_ALWAYS_INLINE void fused_rows(tamis_dtype dtype, int n_tokens, floa
                                            int64_t col_end)
 {
     int64_t row = begin;
-    for (; row + FUSED_ROWS <= row_end; row += FUSED_ROWS)
+    for (; row + FUSED_ROWS <= row_end; row += FUSED_ROWS) {
+        const bool is_last = row + 2 * FUSED_ROWS > row_end;
         fused_tile(dtype, FUSED_ROWS, n_tokens, y, y_stride, x + (row - begin), x_stride, w, row,
-                   col_end);
+                   col_end, is_last ? 0 : FUSED_ROWS * w->row_bytes);
+    }
     for (; row < row_end; row++)
-        fused_tile(dtype, 1, n_tokens, y, y_stride, x + (row - begin), x_stride, w, row, col_end);
+        fused_tile(dtype, 1, n_tokens, y, y_stride, x + (row - begin), x_stride, w, row, col_end,
+                   0);
 }
 
 static TAMIS_ALWAYS_INLINE void fused_tokens(tamis_dtype dtype, float *y, int64_t y_stride,
