@@ -11,48 +11,18 @@
 #include "attention/dsa/caches.h"
 #include "support/engine_run.h"
 
-static void *take(size_t n, size_t size)
-{
-    void *block = calloc(n + 1, size);
-    if (block == NULL)
-        fail_msg("out of memory");
-    return block;
-}
-
 /* ---------------------------------------------------------------- weights */
-
-static void *keep(test_layer *layer, size_t n, size_t size)
-{
-    assert_true(layer->n_blocks < (int)(sizeof layer->blocks / sizeof *layer->blocks));
-    return layer->blocks[layer->n_blocks++] = take(n, size);
-}
 
 static tamis_matrix random_matrix(test_layer *layer, tamis_dtype dtype, int64_t rows, int64_t cols,
                                   test_rng *rng)
 {
-    const size_t width = dtype == TAMIS_DTYPE_F32 ? 4 : 2;
-    uint8_t *data = keep(layer, (size_t)(rows * cols), width);
-    for (int64_t i = 0; i < rows * cols; i++) {
-        const float value = test_rng_normal(rng) / sqrtf((float)cols);
-        uint32_t bits;
-        memcpy(&bits, &value, sizeof bits);
-        const uint16_t high = (uint16_t)(bits >> 16); /* truncated: any bf16 will do */
-        memcpy(data + (size_t)i * width, width == 4 ? (const void *)&value : &high, width);
-    }
-    return (tamis_matrix){.dtype = dtype,
-                          .rows = rows,
-                          .cols = cols,
-                          .data = data,
-                          .row_bytes = cols * (int64_t)width};
+    return test_random_matrix(&layer->owned, dtype, rows, cols, 0, rng);
 }
 
 static const float *random_vector(test_layer *layer, int64_t n, float mean, float deviation,
                                   test_rng *rng)
 {
-    float *values = keep(layer, (size_t)n, sizeof *values);
-    for (int64_t i = 0; i < n; i++)
-        values[i] = mean + deviation * test_rng_normal(rng);
-    return values;
+    return test_random_vector(&layer->owned, n, mean, deviation, rng);
 }
 
 static tamis_compressor_weights random_compressor(test_layer *layer, const tamis_dsa_config *c,
@@ -93,9 +63,7 @@ test_layer test_layer_random(const tamis_dsa_config *c, tamis_dtype dtype, test_
 
 void test_layer_free(test_layer *layer)
 {
-    for (int i = 0; i < layer->n_blocks; i++)
-        free(layer->blocks[i]);
-    *layer = (test_layer){.n_blocks = 0};
+    test_owned_free(&layer->owned);
 }
 
 tamis_dsa_config test_odd_config(int32_t ratio)
@@ -120,21 +88,6 @@ tamis_dsa_config test_odd_config(int32_t ratio)
                               .index_topk = 4,
                               .rms_norm_eps = 1e-6f,
                               .rope = ratio == 0 ? plain : yarn};
-}
-
-float *test_inputs(int32_t n, int32_t hidden_size, test_rng *rng)
-{
-    float *x = take((size_t)n * (size_t)hidden_size, sizeof *x);
-    test_rng_fill_normal(rng, x, (size_t)n * (size_t)hidden_size);
-    return x;
-}
-
-double *test_widened(const float *x, int64_t n)
-{
-    double *wide = take((size_t)n, sizeof *wide);
-    for (int64_t i = 0; i < n; i++)
-        wide[i] = (double)x[i];
-    return wide;
 }
 
 /* ---------------------------------------------------------------- rig */
@@ -190,31 +143,9 @@ test_rig_seq test_rig_seq_open(test_rig *rig)
     return seq;
 }
 
-static void fill_row(const tamis_cache *cache, uint8_t *row, float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint16_t high = (uint16_t)(bits >> 16);
-    for (int32_t i = 0; i < cache->desc.values_per_row; i++)
-        if (cache->desc.dtype == TAMIS_DTYPE_F32)
-            memcpy(row + 4 * i, &value, sizeof value);
-        else
-            memcpy(row + 2 * i, &high, sizeof high);
-}
-
 void test_rig_poison(test_rig *rig, float value)
 {
-    const tamis_cache_store *store = &rig->caches->base.store;
-    for (int32_t i = 0; i < store->n_caches; i++) {
-        const tamis_cache *cache = &store->caches[i];
-        const bool is_ring = cache->desc.life == TAMIS_CACHE_RING;
-        for (int32_t b = 0; b < (is_ring ? store->n_slots : store->n_blocks); b++)
-            for (int32_t r = 0; r < cache->desc.rows; r++)
-                fill_row(cache,
-                         is_ring ? tamis_cache_ring_row(cache, b, r)
-                                 : tamis_cache_block_row(cache, b, r),
-                         value);
-    }
+    test_store_fill(&rig->caches->base.store, value);
 }
 
 void test_rig_plan(test_rig *rig, test_rig_seq *const *seqs, const int32_t *counts, int32_t n)
@@ -263,17 +194,7 @@ float *test_rig_row(const test_rig *rig, const test_rig_seq *seq, int32_t layer_
 {
     const tamis_cache *cache = tamis_dsa_cache(rig->caches, layer_idx, (tamis_dsa_role)role);
     assert_non_null(cache);
-    const uint8_t *row =
-        tamis_dsa_caches_row(rig->caches, layer_idx, (tamis_dsa_role)role,
-                             seq->table[j / cache->desc.rows], j % cache->desc.rows);
-    float *out = take((size_t)cache->desc.values_per_row, sizeof *out);
-    for (int32_t i = 0; i < cache->desc.values_per_row; i++) {
-        uint32_t bits = 0;
-        if (cache->desc.dtype == TAMIS_DTYPE_F32)
-            memcpy(&bits, row + 4 * i, 4);
-        else
-            bits = ((uint32_t)row[2 * i] | (uint32_t)row[2 * i + 1] << 8) << 16;
-        memcpy(&out[i], &bits, sizeof bits);
-    }
-    return out;
+    return test_cache_row(cache, tamis_dsa_caches_row(rig->caches, layer_idx, (tamis_dsa_role)role,
+                                                      seq->table[j / cache->desc.rows],
+                                                      j % cache->desc.rows));
 }

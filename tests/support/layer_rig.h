@@ -5,14 +5,13 @@
 #ifndef TAMIS_TEST_LAYER_RIG_H
 #define TAMIS_TEST_LAYER_RIG_H
 
-#include "support/rng.h"
+#include "support/rig_parts.h"
 #include "tamis/dsa.h"
 
 /* Random weights of the size that keeps activations near 1; owns its arrays. */
 typedef struct test_layer {
     tamis_dsa_layer layer;
-    void *blocks[32];
-    int n_blocks;
+    test_owned owned;
 } test_layer;
 /* dtype of the matrices: F32 or BF16 */
 test_layer test_layer_random(const tamis_dsa_config *config, tamis_dtype dtype, test_rng *rng);
@@ -20,10 +19,6 @@ void test_layer_free(test_layer *layer);
 
 /* No dimension is round: hidden 37, heads 3 x 48, ranks 88 and 23, indexer 5 x 40. */
 tamis_dsa_config test_odd_config(int32_t ratio);
-
-/* Token vectors [n][hidden_size], to be freed by the caller. */
-float *test_inputs(int32_t n, int32_t hidden_size, test_rng *rng);
-double *test_widened(const float *x, int64_t n); /* to be freed by the caller */
 
 #define TEST_RIG_BLOCKS 64
 typedef struct test_rig_seq {

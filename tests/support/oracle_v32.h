@@ -31,6 +31,7 @@ typedef struct oracle_sfa_options {
 typedef struct oracle_sfa {
     int32_t n;
     double *out;    /* [n][hidden_size], zero where not wanted */
+    double *lse;    /* [n][num_heads] log of the sum of exponentials of scaled scores */
     double *latent; /* [n][kv_lora_rank + rope]; the rotated part in neighbouring pairs */
     double *ikeys; /* [n][index_head_dim]; rotated part: GLM pairs, V3.2 halves; NULL: no indexer */
     double *scores;  /* [n][n], wanted queries, -inf after the query; NULL without indexer */

@@ -150,9 +150,9 @@ static int32_t list_positions(int32_t *list, const tamis_sfa_config *c, const in
     return n;
 }
 
-/* One head of one query q [nope + rope]: out [v]. */
-static void attend(double *out, const oracle_sfa *a, const tamis_sfa_config *c, const double *q,
-                   const double *kv, int32_t head, const int32_t *list, int32_t n)
+/* One head of one query q [nope + rope]: out [v]; returns the LSE. */
+static double attend(double *out, const oracle_sfa *a, const tamis_sfa_config *c, const double *q,
+                     const double *kv, int32_t head, const int32_t *list, int32_t n)
 {
     const int32_t nope = c->qk_nope_head_dim, v = c->v_head_dim, rope = c->qk_rope_head_dim;
     double max = -INFINITY, sum = 0, *weight = oracle_take(n, sizeof *weight);
@@ -173,6 +173,7 @@ static void attend(double *out, const oracle_sfa *a, const tamis_sfa_config *c, 
             out[d] += weight[i] / sum * value[d];
     }
     free(weight);
+    return max + log(sum);
 }
 
 static void attend_all(oracle_sfa *a, const tamis_sfa_layer *layer, double *q, const int32_t *topk,
@@ -190,7 +191,7 @@ static void attend_all(oracle_sfa *a, const tamis_sfa_layer *layer, double *q, c
         for (int32_t h = 0; h < c->num_heads; h++) {
             double *head = q + ((int64_t)t * c->num_heads + h) * qk;
             rotate(head + c->qk_nope_head_dim, t, true, c);
-            attend(o + h * v, a, c, head, kv, h, list, n);
+            a->lse[(int64_t)t * c->num_heads + h] = attend(o + h * v, a, c, head, kv, h, list, n);
         }
         oracle_multiply(a->out + (int64_t)t * c->hidden_size, o_proj, c->hidden_size,
                         c->num_heads * v, o);
@@ -224,6 +225,7 @@ oracle_sfa oracle_sfa_run(const tamis_sfa_layer *layer, const double *x, int32_t
     options = options == NULL ? &none : options;
     oracle_sfa a = {.n = n};
     a.out = oracle_take((int64_t)n * c->hidden_size, sizeof *a.out);
+    a.lse = oracle_take((int64_t)n * c->num_heads, sizeof *a.lse);
     a.margins = oracle_take(n, sizeof *a.margins);
     for (int32_t t = 0; t < n; t++)
         a.margins[t] = 1;
@@ -248,6 +250,7 @@ oracle_sfa oracle_sfa_run(const tamis_sfa_layer *layer, const double *x, int32_t
 void oracle_sfa_free(oracle_sfa *attention)
 {
     free(attention->out);
+    free(attention->lse);
     free(attention->latent);
     free(attention->ikeys);
     free(attention->scores);
