@@ -125,6 +125,22 @@ static tamis_status check_progress(const tamis_sfa_plan *plan, int32_t layer_idx
                       layer_idx, what, names[needed], names[seen]);
 }
 
+/* A layer without indexer uses the nearest one before it: of this step, and not a later layer's. */
+static tamis_status check_selection(const tamis_sfa_plan *plan, int32_t layer_idx, tamis_error *err)
+{
+    int32_t nearest = layer_idx;
+    if (!plan->layers[layer_idx].reuse_topk)
+        return TAMIS_STATUS_OK;
+    while (!tamis_sfa_has_indexer(&plan->layers[nearest]))
+        nearest--; /* there is one, or the plan had not been opened */
+    if (plan->selected_by == nearest)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_STATE,
+                      "layer %d: reuse_topk needs the selection of layer %d in this step, the "
+                      "latest is that of layer %d (-1: none)",
+                      layer_idx, nearest, plan->selected_by);
+}
+
 static tamis_status check_indices(const tamis_sfa_plan *plan, const int32_t *indices,
                                   int32_t num_indices, tamis_error *err)
 {
@@ -188,14 +204,12 @@ tamis_status tamis_sfa_select(const tamis_sfa_layer *layer, int32_t layer_idx, t
     TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
     TAMIS_TRY(
         check_progress(plan, layer_idx, TAMIS_SFA_PREPROCESSED, TAMIS_SFA_SELECTED, "select", err));
-    if (layer->config.reuse_topk && !plan->has_selection)
-        return tamis_fail(err, TAMIS_STATUS_STATE,
-                          "layer %d: no earlier layer has selected in this step", layer_idx);
+    TAMIS_TRY(check_selection(plan, layer_idx, err));
     tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
     uint64_t clock = tamis_profile_clock(plan->profile);
     if (call.index_key != NULL) {
         tamis_sfa_run_select(&call);
-        plan->has_selection = true;
+        plan->selected_by = layer_idx;
     }
     book(&call, TAMIS_STAGE_SELECT, &clock);
     return finish(plan, layer_idx, TAMIS_SFA_SELECTED, err);

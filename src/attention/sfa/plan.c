@@ -282,7 +282,7 @@ static void build_lists(const tamis_sfa_plan *plan, tamis_sfa_kind *kind)
 tamis_status tamis_sfa_plan_build(tamis_sfa_plan *plan, const tamis_batch *batch, tamis_error *err)
 {
     plan->progress = TAMIS_SFA_NOTHING;
-    plan->has_selection = false;
+    plan->selected_by = -1;
     TAMIS_TRY(tamis_step_build(&plan->step, batch, err));
     for (int32_t t = 0; t < plan->step.n_tokens; t++)
         plan->visible[t] = plan->step.tok_pos[t] + 1;

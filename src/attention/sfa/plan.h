@@ -63,7 +63,7 @@ struct tamis_sfa_plan {
     size_t scratch_floats;
     int32_t running_layer; /* of `progress` */
     tamis_sfa_progress progress;
-    bool has_selection;    /* some layer of this step has selected */
+    int32_t selected_by;   /* layer whose selection of this step stands, -1: none */
     atomic_bool has_fault; /* a NaN or infinity came up in the running layer */
     tamis_attn_profile *profile;
     void *memory;
