@@ -18,6 +18,7 @@ typedef struct tamis_net_params {
     tamis_cache_params cache;
     tamis_plan_params plan;
     int32_t max_logits; /* rows per step */
+    bool draft;         /* take caches and buffers for the MTP block (weights->n_mtp must be 1) */
 } tamis_net_params;
 
 typedef struct tamis_net_bytes {
@@ -33,8 +34,29 @@ typedef struct tamis_net_step {
     float *logits; /* [n_logits][vocab_size] */
 } tamis_net_step;
 
-/* What tamis_net_forward returns: all is well, or the part in which a NaN or infinity came up: a
- * layer, or the embedding and the head (numbered as tamis_weights_find_fault does). */
+/*
+ * One run of the MTP block: for each token, from the hidden state at its position and the token
+ * that follows, the logits of the token after that, and the block's own cache rows at these
+ * positions.
+ *
+ * over_step   over all tokens of the last forward, with its plan and its hidden states. Rows of
+ *             rejected tokens are written, too; they are written again before they are read.
+ * otherwise   over the tokens of tamis_net_plan_draft, one per request: request i goes on from the
+ *             hidden state that row i of the previous call left.
+ */
+typedef struct tamis_net_draft {
+    bool over_step;
+    const int32_t *next_tokens; /* [n_tokens] ids, in range */
+    int32_t n_tokens;
+    const int32_t *rows; /* [n_rows] ascending: tokens whose logits are wanted and whose hidden
+                            states the next call may go on from; n_rows <= max_num_seqs */
+    int32_t n_rows;
+    float *logits; /* [n_rows][vocab_size] */
+} tamis_net_draft;
+
+/* What tamis_net_forward and tamis_net_draft_forward return: all is well, or the part in which a
+ * NaN or infinity came up: a layer, or the embedding and the head (numbered as
+ * tamis_weights_find_fault does). */
 #define TAMIS_NET_FINE       (-2)
 #define TAMIS_NET_FAULT_ENDS (-1)
 
@@ -50,6 +72,9 @@ typedef struct tamis_net_ops {
     size_t (*layout)(tamis_net *net, tamis_arena *arena);
     tamis_status (*plan)(tamis_net *net, const tamis_batch *batch, tamis_error *err);
     int32_t (*forward)(tamis_net *net, const tamis_net_step *step);
+    /* Only if params.draft: a plan with buffers of its own, so that the step's plan stays. */
+    tamis_status (*plan_draft)(tamis_net *net, const tamis_batch *batch, tamis_error *err);
+    int32_t (*draft)(tamis_net *net, const tamis_net_draft *draft);
 } tamis_net_ops;
 
 extern const tamis_net_ops tamis_v4_ops, tamis_v32_ops;
@@ -88,6 +113,15 @@ static inline tamis_status tamis_net_plan(tamis_net *net, const tamis_batch *bat
 static inline int32_t tamis_net_forward(tamis_net *net, const tamis_net_step *step)
 {
     return net->ops->forward(net, step);
+}
+static inline tamis_status tamis_net_plan_draft(tamis_net *net, const tamis_batch *batch,
+                                                tamis_error *err)
+{
+    return net->ops->plan_draft(net, batch, err);
+}
+static inline int32_t tamis_net_draft_forward(tamis_net *net, const tamis_net_draft *draft)
+{
+    return net->ops->draft(net, draft);
 }
 
 /* ---------------------------------------------------------------- shared by the families */

@@ -43,12 +43,25 @@ typedef struct tamis_layer_weights {
     tamis_moe_weights moe;
 } tamis_layer_weights;
 
+/* What an MTP block has around its layer. V4: mtp.0; V3.2, GLM: the layer behind the last. */
+typedef struct tamis_mtp_weights {
+    const float *enorm,
+        *hnorm; /* [hidden_size] of the next token's embedding, of the hidden state */
+    tamis_matrix e_proj, h_proj; /* V4: [hidden_size][hidden_size] */
+    tamis_matrix eh_proj;        /* V3.2, GLM: [hidden_size][2 hidden_size], embedding half first */
+    const float *norm;           /* [hidden_size] before the head */
+    tamis_hc_weights hc_head;    /* V4 */
+    tamis_matrix embed, head;    /* the block's own copies, or the main model's */
+} tamis_mtp_weights;
+
 typedef struct tamis_model_weights {
     tamis_matrix embed, head; /* [vocab_size][hidden_size] */
     const float *norm;        /* [hidden_size] */
     tamis_hc_weights hc_head; /* V4 */
-    int32_t n_layers;
-    tamis_layer_weights *layers;
+    int32_t n_layers;         /* main layers */
+    int32_t n_mtp; /* 0 or 1: an MTP block that can draft, its layer is layers[n_layers] */
+    tamis_layer_weights *layers; /* [n_layers + n_mtp] */
+    tamis_mtp_weights mtp;
     uint64_t mapped_bytes;  /* of the tensors used in place */
     uint64_t widened_bytes; /* what this object holds: f32 copies of vectors, and its tables */
 } tamis_model_weights;

@@ -1,0 +1,94 @@
+/*
+ * tamis/speculation.h - generating one sequence with a drafter: several tokens are guessed, the
+ * model checks them in one step, and keeps those it would have chosen itself.
+ *
+ *     tamis_spec_params p = tamis_spec_params_default();
+ *     p.drafter = TAMIS_DRAFTER_MTP;  p.max_draft = 3;
+ *     if (tamis_spec_open(&spec, session, seq, &p, &err)) die(err.text);
+ *     if (tamis_spec_prompt(spec, ids, n, &err)) die(err.text);
+ *     while (!done && tamis_spec_next(spec, sampler, num_ids, tokens, &n, &err) == TAMIS_STATUS_OK)
+ *         use tokens[0 .. n)
+ *
+ * The tokens are exactly those that generating without a drafter gives: every token is drawn by the
+ * sampler from the model's own logits, one draw each, in order; a draft only decides whether the
+ * logits behind it are already there. So greedy text is identical, sampled text is identical for a
+ * seed, and a bad drafter costs time, never text.
+ */
+#ifndef TAMIS_SPECULATION_H
+#define TAMIS_SPECULATION_H
+
+#include "tamis/engine.h"
+#include "tamis/sampler.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Most tokens that may be drafted at once. */
+#define TAMIS_MAX_DRAFT 15
+
+typedef enum tamis_drafter {
+    TAMIS_DRAFTER_NONE = 0,
+    TAMIS_DRAFTER_MTP,           /* the model's own MTP block; the session needs params.mtp */
+    TAMIS_DRAFTER_PROMPT_LOOKUP, /* what followed the latest earlier occurrence of the last tokens */
+    TAMIS_DRAFTER_CUSTOM
+} tamis_drafter;
+
+/** "none", "mtp", "prompt-lookup", "custom". */
+TAMIS_API const char *tamis_drafter_name(tamis_drafter drafter);
+
+/**
+ * A drafter of the caller: tokens [n_tokens] so far, the latest included; writes at most max_draft
+ * ids to draft and returns their number. Ids outside the vocabulary end the draft.
+ */
+typedef int32_t (*tamis_draft_fn)(void *user, const int32_t *tokens, int32_t n_tokens,
+                                  int32_t *draft, int32_t max_draft);
+
+typedef struct tamis_spec_params {
+    size_t struct_size;
+    tamis_drafter drafter;
+    int32_t max_draft;            /* tokens per step, 1..TAMIS_MAX_DRAFT; default 3 */
+    int32_t ngram_min, ngram_max; /* prompt lookup: lengths of the end that is looked up, longest
+                                     first; default 1, 3; range 1..16 */
+    tamis_draft_fn fn;            /* TAMIS_DRAFTER_CUSTOM */
+    void *user;
+} tamis_spec_params;
+TAMIS_API tamis_spec_params tamis_spec_params_default(void);
+
+typedef struct tamis_spec tamis_spec;
+
+/**
+ * Generate in sequence `seq`, which nobody else may feed meanwhile. session, seq outlive spec.
+ * errors   INVALID (a parameter), LIMIT (max_draft above the session's max_rollback, max_num_logits
+ *          or max_num_batched_tokens - 1: value seen and allowed), UNSUPPORTED (the folder has no MTP
+ *          block, or one of another kind: its name), STATE (MTP: the session was opened without
+ *          params.mtp; the sequence is not empty), NO_MEMORY
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_open(tamis_spec **out, tamis_session *session,
+                                                        int32_t seq,
+                                                        const tamis_spec_params *params,
+                                                        tamis_error *err);
+TAMIS_API void tamis_spec_close(tamis_spec **spec);
+/** Feed a prompt (more of it, if called again) in steps of the session's size. errors: of a step. */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_prompt(tamis_spec *spec, const int32_t *tokens,
+                                                          int32_t n, tamis_error *err);
+/**
+ * The next 1 .. 1 + max_draft tokens. The last of them is drawn but not fed yet; the next call does
+ * that. errors: of a step; STATE (no prompt yet); LIMIT (max_model_len reached)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_next(tamis_spec *spec, tamis_sampler *sampler,
+                                                        int32_t num_ids, int32_t *tokens,
+                                                        int32_t *n, tamis_error *err);
+
+typedef struct tamis_spec_stats {
+    uint64_t n_steps;    /* checking steps */
+    uint64_t n_drafted;  /* tokens guessed */
+    uint64_t n_accepted; /* guessed right */
+    uint64_t n_tokens;   /* given out */
+} tamis_spec_stats;
+TAMIS_API tamis_spec_stats tamis_spec_get_stats(const tamis_spec *spec);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
