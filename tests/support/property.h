@@ -1,6 +1,7 @@
 /*
- * What the bitwise property tests share: the golden folders, both cache types, and prompts that
- * cross the borders that matter (rows of ratio 128 close, more rows are visible than topk).
+ * What the bitwise property tests share: the golden folders of both attention back ends, both cache
+ * types, and prompts that cross the borders that matter (rows of ratio 128 close, more rows are
+ * visible than topk).
  */
 #ifndef TAMIS_TEST_PROPERTY_H
 #define TAMIS_TEST_PROPERTY_H
@@ -13,13 +14,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sanitizers look for memory faults and races, which two folders of different shapes can show. */
-static const char *const test_v4_folders[] = {
-    "tests/golden/v4-flash-fp8", "tests/golden/v4-pro-fp8", "tests/golden/v4-flash-bf16",
-    "tests/golden/v4-official"};
-#define TEST_N_FOLDERS (TEST_IS_SANITIZED ? 2 : 4)
+/* Sanitizers look for memory faults and races: one folder of each back end, one cache type each,
+ * runs through all of their code. */
+static const char *const test_folders[] = {
+    "tests/golden/v4-flash-fp8",  "tests/golden/glm52-fp8",   "tests/golden/v32-fp8",
+    "tests/golden/v4-pro-fp8",    "tests/golden/glm5-bf16",   "tests/golden/v32-bf16",
+    "tests/golden/v4-flash-bf16", "tests/golden/v4-official",
+};
+#define TEST_N_FOLDERS (TEST_IS_SANITIZED ? 2 : (int)(sizeof test_folders / sizeof *test_folders))
 static const tamis_dtype test_kv_dtypes[] = {TAMIS_DTYPE_F32, TAMIS_DTYPE_BF16};
 #define TEST_N_KV_DTYPES 2
+
+/* V4 keeps rings, which limit how far a sequence may be rolled back; the others keep every row. */
+static inline bool test_has_rings(const test_engine *engine)
+{
+    return strcmp(engine->info->family, "deepseek_v4") == 0;
+}
 
 /* The golden prompt of a folder, to be freed by the caller. */
 static inline int32_t *test_prompt(const char *dir)
@@ -47,7 +57,7 @@ static inline void test_every_folder(void (*body)(const char *dir, tamis_dtype d
     for (int i = 0; i < TEST_N_FOLDERS; i++)
         for (int d = 0; d < TEST_N_KV_DTYPES; d++)
             if (!TEST_IS_SANITIZED || i == d)
-                body(test_v4_folders[i], test_kv_dtypes[d]);
+                body(test_folders[i], test_kv_dtypes[d]);
 }
 
 /* "dir, BF16 caches, what 7": where a comparison failed; valid until the next call. */

@@ -58,7 +58,9 @@ static void test_demo_chunks(void **state)
         check_chunks("models/demo", test_kv_dtypes[d], chunks, 2);
 }
 
-static void check_random_cut(const char *dir, tamis_dtype dtype, test_rng *rng)
+static test_rng rng;
+
+static void check_random_cut(const char *dir, tamis_dtype dtype)
 {
     int32_t *ids = test_prompt(dir);
     const tamis_session_params params = test_session_params(dtype, LEN);
@@ -67,8 +69,8 @@ static void check_random_cut(const char *dir, tamis_dtype dtype, test_rng *rng)
     test_track track = test_track_open(&engine, ids, LEN), *tracks[] = {&track};
     while (track.fed < LEN) {
         /* mostly small steps, now and then a long one, sometimes an empty one */
-        const int64_t longest = test_rng_int(rng, 0, 3) == 0 ? 90 : 9;
-        int32_t count = (int32_t)test_rng_int(rng, 0, longest);
+        const int64_t longest = test_rng_int(&rng, 0, 3) == 0 ? 90 : 9;
+        int32_t count = (int32_t)test_rng_int(&rng, 0, longest);
         count = count < LEN - track.fed ? count : LEN - track.fed;
         test_step(&engine, tracks, &count, 1);
     }
@@ -83,10 +85,8 @@ static void check_random_cut(const char *dir, tamis_dtype dtype, test_rng *rng)
 static void test_random_cuts(void **state)
 {
     (void)state;
-    test_rng rng = test_rng_start("random cuts", 20250101);
-    for (int i = 0; i < TEST_N_FOLDERS; i++)
-        for (int d = 0; d < TEST_N_KV_DTYPES; d++)
-            check_random_cut(test_v4_folders[i], test_kv_dtypes[d], &rng);
+    rng = test_rng_start("random cuts", 20250101);
+    test_every_folder(check_random_cut);
 }
 
 int main(void)

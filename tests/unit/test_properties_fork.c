@@ -107,10 +107,40 @@ static void check_fork_and_rollback(const char *dir, tamis_dtype dtype)
     free(ids);
 }
 
+/* Without rings: a copy that goes far back writes into blocks that it shares with its parent. */
+static void check_fork_and_deep_rollback(const char *dir, tamis_dtype dtype)
+{
+    tamis_session_params params = test_session_params(dtype, LEN);
+    params.max_num_seqs = 3;
+    params.block_tokens = 128;
+    test_engine engine = test_engine_open(dir, &params);
+    if (!test_has_rings(&engine)) {
+        const int32_t vocab = engine.info->vocab_size;
+        int32_t *ids = test_prompt(dir), *others = test_shifted(ids, 200, 17, vocab);
+        float *straight = test_logits_of(&engine, ids, LEN, 0), *seen = take_rows(200, vocab);
+        const int32_t seq = test_seq_new(&engine);
+        test_feed(&engine, seq, ids, LEN - TAIL, 0, NULL);
+        const int32_t copy = test_seq_fork(&engine, seq);
+        test_seq_rollback(&engine, copy, 3);
+        test_feed(&engine, copy, others, 200, 33, NULL);
+        test_feed(&engine, seq, ids + LEN - TAIL, TAIL, 5, seen);
+        test_assert_same_bits(seen, straight + (LEN - TAIL) * (int64_t)vocab, TAIL, vocab, dir);
+        test_seq_rollback(&engine, copy, 3);
+        test_feed(&engine, copy, ids + 3, 200, 0, seen);
+        test_assert_same_bits(seen, straight + 3 * (int64_t)vocab, 200, vocab, dir);
+        free(seen);
+        free(straight);
+        free(others);
+        free(ids);
+    }
+    test_engine_close(&engine);
+}
+
 static void test_fork_and_rollback(void **state)
 {
     (void)state;
     test_every_folder(check_fork_and_rollback);
+    test_every_folder(check_fork_and_deep_rollback);
 }
 
 /* Case 13: in a 16-token chunk change the last token, then token 0 of the prompt. */
@@ -135,9 +165,12 @@ static void check_causality(const char *dir, tamis_dtype dtype)
     ids[END - 1] = last;
     ids[0] = (ids[0] + 1) % vocab;
     float *seen = test_logits_of(&engine, ids, END, 0);
-    for (int32_t t = 0; t < END; t++) /* reaches the far end through compressed rows */
-        assert_memory_not_equal(seen + t * (int64_t)vocab, plain + t * (int64_t)vocab,
-                                (size_t)vocab * sizeof *seen);
+    int32_t n_changed = 0;
+    for (int32_t t = 0; t < END; t++)
+        n_changed += memcmp(seen + t * (int64_t)vocab, plain + t * (int64_t)vocab,
+                            (size_t)vocab * sizeof *seen) != 0;
+    /* V4: compressed rows carry it to the far end; elsewhere a row may select around it */
+    assert_true(test_has_rings(&engine) ? n_changed == END : n_changed > END / 2);
     free(seen);
     free(plain);
     test_engine_close(&engine);

@@ -1,6 +1,7 @@
 /*
  * Rolling back by every amount up to the limit and going on, with the same tokens or with others,
- * gives the bits of a straight run; below the limit it is refused and nothing changes.
+ * gives the bits of a straight run; below the limit, which only V4 has, it is refused and nothing
+ * changes.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,17 +20,20 @@ static float *take_rows(int32_t n, int32_t vocab)
     return rows;
 }
 
-/* From length len: back by 1, 2, ... to the floor, each time replayed up to len again. */
+/* From length len: back by 1, 2, ... to the floor (without rings: to the limit that rings would
+ * have), each time replayed up to len again. */
 static void check_replays(test_engine *engine, const int32_t *ids, const float *straight,
                           int32_t len, int32_t max_rollback, const char *where)
 {
     const int32_t vocab = engine->info->vocab_size, seq = test_seq_new(engine);
     test_feed(engine, seq, ids, len, 0, NULL);
     const int32_t floor = tamis_seq_rollback_floor(engine->session, seq);
-    assert_true(floor <= (len > max_rollback ? len - max_rollback : 0));
+    const int32_t limit = len > max_rollback ? len - max_rollback : 0;
+    const int32_t most = len - (test_has_rings(engine) ? floor : limit);
+    assert_true(test_has_rings(engine) ? floor <= limit : floor == 0);
     const int32_t n_after = LEN - len < 10 ? LEN - len : 10;
-    float *seen = take_rows(len - floor > n_after ? len - floor : n_after, vocab);
-    for (int32_t back = 1; back <= len - floor; back++) {
+    float *seen = take_rows(most > n_after ? most : n_after, vocab);
+    for (int32_t back = 1; back <= most; back++) {
         test_seq_rollback(engine, seq, len - back);
         assert_int_equal(tamis_seq_rollback_floor(engine->session, seq), floor);
         test_feed(engine, seq, ids + len - back, back, back % 3 == 0 ? 0 : back % 3, seen);
@@ -132,11 +136,65 @@ static void test_rollback_20(void **state)
     test_every_folder(check_larger_limit);
 }
 
+/* One sequence goes back to `to`, on with other tokens, back again and forth to LEN. */
+static void check_way(test_engine *engine, int32_t seq, const int32_t *ids, const int32_t *others,
+                      const float *straight, int32_t to, const char *where)
+{
+    enum { N_OTHERS = 5 };
+    const int32_t vocab = engine->info->vocab_size;
+    int32_t *clean = malloc((size_t)(to + N_OTHERS) * sizeof *clean);
+    assert_non_null(clean);
+    memcpy(clean, ids, (size_t)to * sizeof *clean);
+    memcpy(clean + to, others, N_OTHERS * sizeof *clean);
+    float *expected = test_logits_of(engine, clean, to + N_OTHERS, 0),
+          *seen = take_rows(LEN, vocab);
+    assert_int_equal(tamis_seq_rollback_floor(engine->session, seq), 0);
+    test_seq_rollback(engine, seq, to);
+    test_feed(engine, seq, others, N_OTHERS, 2, seen);
+    test_assert_same_bits(seen, expected + (int64_t)to * vocab, N_OTHERS, vocab, where);
+    test_seq_rollback(engine, seq, to);
+    test_feed(engine, seq, ids + to, LEN - to, 50, seen);
+    test_assert_same_bits(seen, straight + (int64_t)to * vocab, LEN - to, vocab, where);
+    free(seen);
+    free(expected);
+    free(clean);
+}
+
+/* Families without rings go back to any length, at once and over many blocks. */
+static void check_deep(const char *dir, tamis_dtype dtype)
+{
+    static const int32_t lengths[] = {3, 290, 129, 128, 0, 127, 1, 260, 17, 16, 200};
+    tamis_session_params params = test_session_params(dtype, LEN + 5);
+    params.max_num_seqs = 2;
+    params.block_tokens = 128;
+    test_engine engine = test_engine_open(dir, &params);
+    if (!test_has_rings(&engine)) {
+        int32_t *ids = test_prompt(dir);
+        int32_t *others = test_shifted(ids, 64, 31, engine.info->vocab_size);
+        float *straight = test_logits_of(&engine, ids, LEN, 0);
+        const int32_t seq = test_seq_new(&engine);
+        test_feed(&engine, seq, ids, LEN, 0, NULL);
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+            check_way(&engine, seq, ids, others, straight, lengths[i],
+                      test_where(dir, dtype, "back to", lengths[i]));
+        free(straight);
+        free(others);
+        free(ids);
+    }
+    test_engine_close(&engine);
+}
+static void test_rollback_to_any_length(void **state)
+{
+    (void)state;
+    test_every_folder(check_deep);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rollback_8),
         cmocka_unit_test(test_rollback_20),
+        cmocka_unit_test(test_rollback_to_any_length),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 #include "support/property.h"
 #include "support/rng.h"
 
-enum { MAX_SEQS = 5, MAX_LEN = 420, STEP_LIMIT = 160 };
+enum { MAX_SEQS = 5, MAX_LEN = 420, STEP_LIMIT = 160, N_MOVES = TEST_IS_SANITIZED ? 100 : 400 };
 
 typedef struct sequence {
     bool is_live;
@@ -152,7 +152,7 @@ static void drop(walk *w)
     s->is_live = false;
 }
 
-static void run_walk(const char *dir, tamis_dtype dtype, uint64_t seed, int n_moves)
+static void run_walk(const char *dir, tamis_dtype dtype, uint64_t seed)
 {
     tamis_session_params params = test_session_params(dtype, MAX_LEN);
     walk w = {.rng = test_rng_start("walk", seed), .where = dir};
@@ -160,14 +160,14 @@ static void run_walk(const char *dir, tamis_dtype dtype, uint64_t seed, int n_mo
     params.max_num_seqs = MAX_SEQS;
     params.max_num_batched_tokens = STEP_LIMIT;
     params.block_tokens = 128;
-    params.num_blocks = 13; /* five long sequences would need 20 */
+    params.num_blocks = 9; /* five long sequences would need 20 */
     params.block_order_seed = 1 + (int32_t)seed;
     params.max_rollback = 12;
     params.n_threads = 2;
     w.engine = test_engine_open(dir, &params);
     const tamis_session_params plain = test_session_params(dtype, MAX_LEN);
     w.reference = test_engine_share(&w.engine, &plain);
-    for (int i = 0; i < n_moves; i++) {
+    for (int i = 0; i < N_MOVES; i++) {
         const int32_t move = draw(&w, 0, 15);
         if (move < 8)
             step(&w);
@@ -190,22 +190,34 @@ static void run_walk(const char *dir, tamis_dtype dtype, uint64_t seed, int n_mo
     test_engine_close(&w.engine);
 }
 
-static void test_walk_f32(void **state)
+static void test_walk_v4_f32(void **state)
 {
     (void)state;
-    run_walk("tests/golden/v4-flash-fp8", TAMIS_DTYPE_F32, 51, TEST_IS_SANITIZED ? 100 : 400);
+    run_walk("tests/golden/v4-flash-fp8", TAMIS_DTYPE_F32, 51);
 }
-static void test_walk_bf16(void **state)
+static void test_walk_v4_bf16(void **state)
 {
     (void)state;
-    run_walk("tests/golden/v4-pro-fp8", TAMIS_DTYPE_BF16, 52, TEST_IS_SANITIZED ? 100 : 400);
+    run_walk("tests/golden/v4-pro-fp8", TAMIS_DTYPE_BF16, 52);
+}
+static void test_walk_v32_f32(void **state)
+{
+    (void)state;
+    run_walk("tests/golden/v32-fp8", TAMIS_DTYPE_F32, 53);
+}
+static void test_walk_glm_bf16(void **state)
+{
+    (void)state;
+    run_walk("tests/golden/glm52-fp8", TAMIS_DTYPE_BF16, 54);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_walk_f32),
-        cmocka_unit_test(test_walk_bf16),
+        cmocka_unit_test(test_walk_v4_f32),
+        cmocka_unit_test(test_walk_v4_bf16),
+        cmocka_unit_test(test_walk_v32_f32),
+        cmocka_unit_test(test_walk_glm_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
