@@ -64,6 +64,8 @@ static void test_odd_header_one_file(void **state)
     const char *const files[] = {"model.safetensors", NULL};
     check_residues("tests/golden/v4-pro-fp8", files, 180);
     check_residues("tests/golden/v4-flash-bf16", files, 240);
+    check_residues("tests/golden/glm5-bf16", files, 256);
+    check_residues("tests/golden/glm52-fp8", files, 192);
 }
 
 static void test_odd_header_shards(void **state)
@@ -72,6 +74,9 @@ static void test_odd_header_shards(void **state)
     const char *const files[] = {"model-00001-of-00003.safetensors",
                                  "model-00003-of-00003.safetensors", NULL};
     check_residues("tests/golden/v4-flash-fp8", files, 240);
+    const char *const v32[] = {"model-00001-of-00002.safetensors",
+                               "model-00002-of-00002.safetensors", NULL};
+    check_residues("tests/golden/v32-fp8", v32, 176);
 }
 
 int main(void)

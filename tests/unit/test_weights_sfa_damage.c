@@ -1,4 +1,9 @@
 /* DeepSeek-V3.2 and GLM folders that the binder refuses, and damaged values found by name. */
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "support/rng.h"
+#include "support/sanitized.h"
 #include "weights_test.h"
 
 #define V32_BF16  "tests/golden/v32-bf16"
@@ -261,6 +266,50 @@ static void test_parts_left_out(void **state)
     test_items_free(&items);
 }
 
+/* ---------------------------------------------------------------- damaged files */
+
+/* A flipped bit of the header: refused, or the same weights (it fell into what is not run). */
+static void test_flipped_header_bits(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("test_flipped_header_bits", 23);
+    const uint64_t digest = test_digest_of(GLM52_FP8, NULL);
+    const int64_t longest = TEST_IS_SANITIZED ? 600 : 120;
+    char *dir = test_temp_dir_make();
+    uint8_t length[8];
+    test_file_copy(GLM52_FP8, dir, "config.json");
+    test_file_copy(GLM52_FP8, dir, "model.safetensors");
+    char *path = test_path(dir, "model.safetensors");
+    const int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, length, 8, 0), 8);
+    const off_t end = 8 + (length[0] | length[1] << 8 | length[2] << 16);
+    int n_refused = 0, n_same = 0;
+    for (off_t at = 8; at < end; at += test_rng_int(&rng, 1, longest)) {
+        uint8_t byte, flipped;
+        test_bound b;
+        tamis_error err;
+        assert_int_equal(pread(fd, &byte, 1, at), 1);
+        flipped = byte ^ (uint8_t)(1 << test_rng_int(&rng, 0, 7));
+        assert_int_equal(pwrite(fd, &flipped, 1, at), 1);
+        const tamis_status st = test_bind(&b, dir, NULL, &err);
+        if (st == TAMIS_STATUS_OK) {
+            n_same++;
+            assert_true(test_weights_digest(b.weights, &b.config) == digest);
+        } else {
+            n_refused++;
+            assert_true(st == TAMIS_STATUS_FORMAT || st == TAMIS_STATUS_UNSUPPORTED);
+            test_expect_part(err.text, ": ");
+        }
+        test_unbind(&b);
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    }
+    assert_true(n_refused > 3 * n_same && n_same > 0);
+    close(fd);
+    free(path);
+    test_temp_dir_remove(dir);
+}
+
 /* ---------------------------------------------------------------- damaged values */
 
 static void test_faults(void **state)
@@ -331,11 +380,11 @@ static void test_faults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing_tensors), cmocka_unit_test(test_wrong_shapes),
-        cmocka_unit_test(test_wrong_dtypes),    cmocka_unit_test(test_fp8_weights_proj),
-        cmocka_unit_test(test_scale_grids),     cmocka_unit_test(test_number_of_layers),
-        cmocka_unit_test(test_left_over_parts), cmocka_unit_test(test_parts_left_out),
-        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_missing_tensors),     cmocka_unit_test(test_wrong_shapes),
+        cmocka_unit_test(test_wrong_dtypes),        cmocka_unit_test(test_fp8_weights_proj),
+        cmocka_unit_test(test_scale_grids),         cmocka_unit_test(test_number_of_layers),
+        cmocka_unit_test(test_left_over_parts),     cmocka_unit_test(test_parts_left_out),
+        cmocka_unit_test(test_flipped_header_bits), cmocka_unit_test(test_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
