@@ -161,7 +161,8 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_forward(const tamis_sfa_layer 
  * attend      sparse flash attention (tamis_sfa_plan_latent_out). indices NULL: the selection of
  *             this step; else [num_tokens][num_indices] logical positions of the token's sequence in
  *             any order, -1 (skipped) anywhere, others in 0..position (INVALID names token, entry
- *             and value); a position that stands twice counts twice. lse NULL or
+ *             and value); a position that stands twice counts twice. num_indices: up to the
+ *             largest index_topk of the layers, max_model_len if one has none. lse NULL or
  *             [num_tokens][num_heads]: natural log of the sum of exponentials of scaled scores,
  *             -inf for a token without any index, whose output is zero
  * output      value up-projection and o_proj -> out

@@ -242,6 +242,8 @@ tamis_status tamis_sfa_output(const tamis_sfa_layer *layer, int32_t layer_idx, t
     tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
     uint64_t clock = tamis_profile_clock(plan->profile);
     project_output(&call, out);
+    tamis_sfa_report(&call, call.exec.kernels->all_finite(out, (int64_t)plan->step.n_tokens *
+                                                                   layer->config.hidden_size));
     book(&call, TAMIS_STAGE_PROJECT, &clock);
     return finish(plan, layer_idx, TAMIS_SFA_NOTHING, err);
 }
