@@ -75,7 +75,6 @@ static void open_folder(void)
     tamis_checkpoint *checkpoint;
     tamis_error err = {TAMIS_STATUS_OK, ""};
     tamis_weight_fault fault;
-    const tamis_model_config config = {.num_hidden_layers = 4};
     uint64_t sum = 0;
     const tamis_status st = tamis_checkpoint_open(&checkpoint, folder, &err);
     if (st != TAMIS_STATUS_OK) {
@@ -88,7 +87,11 @@ static void open_folder(void)
         visit(&sum, tensor, NULL);
         tensor->is_used = true;
     }
-    tamis_weights_find_fault(checkpoint, &config, -1, &fault);
+    for (int family = 0; family < 3; family++) { /* each reads names in its own way */
+        const tamis_model_config config = {.family = (tamis_family)family, .num_hidden_layers = 4};
+        for (int32_t layer = -2; layer < 4; layer++)
+            tamis_weights_find_fault(checkpoint, &config, layer, &fault);
+    }
     tamis_checkpoint_close(&checkpoint);
 }
 
