@@ -1,6 +1,6 @@
 /*
- * Threaded operators against slow references, and the promise that neither threads nor the cut of
- * the work show in the bits.
+ * Rope tables, top-k and index selection against slow references, and the promise that neither
+ * threads nor the cut of the work show in the bits.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -14,9 +14,8 @@
 #include "core/mem.h"
 #include "core/size.h"
 #include "ops/index_select.h"
-#include "ops/linear.h"
 #include "ops/rope_table.h"
-#include "ops/sparse_attn.h"
+#include "support/exec.h"
 #include "support/rng.h"
 
 #define MAX_THREADS 5
@@ -26,21 +25,6 @@ static void *take(size_t bytes)
     void *p = tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
     assert_non_null(p);
     return p;
-}
-
-static tamis_exec open_exec(int n_threads, size_t scratch_floats, tamis_cpu_level level)
-{
-    tamis_exec exec = {.kernels = tamis_kernels_for(level)};
-    assert_int_equal(tamis_team_open(&exec.team, n_threads, NULL), TAMIS_STATUS_OK);
-    exec.scratch_floats = (size_t)tamis_round_up((int64_t)scratch_floats, 16);
-    exec.scratch = take((size_t)n_threads * exec.scratch_floats * sizeof(float));
-    return exec;
-}
-
-static void close_exec(tamis_exec *exec)
-{
-    tamis_team_close(&exec->team);
-    tamis_mem_free(exec->scratch);
 }
 
 /* ---------------------------------------------------------------- rope */
@@ -249,8 +233,8 @@ static bool run_index_case(index_case *c, int n_threads, tamis_cpu_level level)
     for (int32_t t = 0; t < c->n_tokens; t++)
         c->unit_start[t + 1] = c->unit_start[t] + tamis_index_units(c->visible[t], c->topk);
     tamis_partition_build(&p);
-    tamis_exec exec =
-        open_exec(n_threads, tamis_index_scratch_floats(c->n_heads, c->head_dim, c->topk), level);
+    tamis_exec exec = test_exec_open(n_threads, level,
+                                     tamis_index_scratch_floats(c->n_heads, c->head_dim, c->topk));
     const tamis_index_job job = {.q = c->q,
                                  .weights = c->weights,
                                  .n_tokens = c->n_tokens,
@@ -266,7 +250,7 @@ static bool run_index_case(index_case *c, int n_threads, tamis_cpu_level level)
                                  .keys = case_keys,
                                  .user = c};
     const bool ok = tamis_index_run(&exec, &job);
-    close_exec(&exec);
+    test_exec_close(&exec);
     return ok;
 }
 
@@ -345,229 +329,12 @@ static void test_index_select_nan(void **state)
     free_index_case(&c);
 }
 
-/* ---------------------------------------------------------------- attention */
-
-typedef struct attn_case {
-    int32_t n_tokens, num_heads, head_dim, n_rows;
-    float *q, *o, *rows, *sink, *partials;
-    int32_t *list, *list_len; /* [n_tokens][max_list] row numbers or -1 */
-    int32_t max_list;
-    int64_t *unit_start, *bounds;
-    int32_t *first_item;
-} attn_case;
-
-static int32_t case_rows(const void *user, int32_t token, int32_t first, int32_t n,
-                         const void **out)
-{
-    const attn_case *c = user;
-    int32_t n_found = 0;
-    for (int32_t i = first; i < first + n; i++) {
-        const int32_t row = c->list[(int64_t)token * c->max_list + i];
-        if (row >= 0)
-            out[n_found++] = c->rows + (int64_t)row * c->head_dim;
-    }
-    return n_found;
-}
-
-static attn_case make_attn_case(test_rng *rng)
-{
-    attn_case c = {.n_tokens = (int32_t)test_rng_int(rng, 1, 14),
-                   .num_heads = (int32_t)test_rng_int(rng, 1, 20),
-                   .head_dim = (int32_t)test_rng_int(rng, 1, 50),
-                   .n_rows = 400,
-                   .max_list = 400};
-    const size_t n = (size_t)c.n_tokens;
-    const size_t q_floats = n * (size_t)c.num_heads * (size_t)c.head_dim;
-    c.q = take(q_floats * sizeof(float));
-    c.o = take(q_floats * sizeof(float));
-    c.rows = take((size_t)c.n_rows * (size_t)c.head_dim * sizeof(float));
-    c.sink = take((size_t)c.num_heads * sizeof(float));
-    c.list = take(n * 400 * sizeof(int32_t));
-    c.list_len = take(n * sizeof(int32_t));
-    c.unit_start = take((n + 1) * sizeof(int64_t));
-    c.bounds = take((MAX_THREADS + 1) * sizeof(int64_t));
-    c.first_item = take(MAX_THREADS * sizeof(int32_t));
-    c.partials = take((tamis_attn_partial_floats(c.num_heads, c.head_dim, 7, MAX_THREADS) + 16) *
-                      sizeof(float));
-    test_rng_fill_normal(rng, c.q, q_floats);
-    test_rng_fill_normal(rng, c.rows, (size_t)c.n_rows * (size_t)c.head_dim);
-    test_rng_fill_normal(rng, c.sink, (size_t)c.num_heads);
-    for (int32_t t = 0; t < c.n_tokens; t++) {
-        c.list_len[t] = (int32_t)test_rng_int(rng, t == 0 ? 0 : 1, 400);
-        for (int32_t i = 0; i < 400; i++)
-            c.list[t * 400 + i] =
-                test_rng_int(rng, 0, 9) == 0 ? -1 : (int32_t)test_rng_int(rng, 0, c.n_rows - 1);
-    }
-    return c;
-}
-
-static void free_attn_case(attn_case *c)
-{
-    void *blocks[] = {c->q,        c->o,          c->rows,   c->sink,       c->list,
-                      c->list_len, c->unit_start, c->bounds, c->first_item, c->partials};
-    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
-        tamis_mem_free(blocks[i]);
-}
-
-static void run_attn_case(attn_case *c, int n_threads, tamis_cpu_level level, bool in_place)
-{
-    tamis_partition p = {c->n_tokens, n_threads, c->unit_start, c->bounds, c->first_item, false};
-    c->unit_start[0] = 0;
-    for (int32_t t = 0; t < c->n_tokens; t++) /* a list without entries still has its output */
-        c->unit_start[t + 1] =
-            c->unit_start[t] + (c->list_len[t] > 0 ? tamis_attn_num_chunks(c->list_len[t]) : 1);
-    tamis_partition_build(&p);
-    tamis_exec exec = open_exec(
-        n_threads, tamis_attn_scratch_floats(c->num_heads, c->head_dim, c->head_dim), level);
-    if (in_place)
-        memcpy(c->o, c->q,
-               (size_t)c->n_tokens * (size_t)c->num_heads * (size_t)c->head_dim * sizeof(float));
-    const tamis_attn_job job = {.q = in_place ? c->o : c->q,
-                                .o = c->o,
-                                .o_stride = (int64_t)c->num_heads * c->head_dim,
-                                .n_tokens = c->n_tokens,
-                                .num_heads = c->num_heads,
-                                .head_dim = c->head_dim,
-                                .value_dim = c->head_dim,
-                                .dtype = TAMIS_DTYPE_F32,
-                                .scale = 0.3f,
-                                .sink = c->sink,
-                                .partition = &p,
-                                .list_len = c->list_len,
-                                .partials = c->partials,
-                                .max_chunks = 7,
-                                .rows = case_rows,
-                                .user = c};
-    tamis_attn_run(&exec, &job);
-    close_exec(&exec);
-}
-
-static void check_head(const attn_case *c, int32_t t, int32_t h)
-{
-    const float *q = c->q + ((int64_t)t * c->num_heads + h) * c->head_dim;
-    const float *o = c->o + ((int64_t)t * c->num_heads + h) * c->head_dim;
-    double sum = exp((double)c->sink[h]), acc[64] = {0};
-    for (int32_t i = 0; i < c->list_len[t]; i++) {
-        const int32_t row = c->list[(int64_t)t * c->max_list + i];
-        double s = 0;
-        for (int32_t d = 0; row >= 0 && d < c->head_dim; d++)
-            s += (double)q[d] * (double)c->rows[(int64_t)row * c->head_dim + d];
-        const double weight = row >= 0 ? exp(s * (double)0.3f) : 0;
-        sum += weight;
-        for (int32_t d = 0; row >= 0 && d < c->head_dim; d++)
-            acc[d] += weight * (double)c->rows[(int64_t)row * c->head_dim + d];
-    }
-    for (int32_t d = 0; d < c->head_dim; d++)
-        assert_true(fabs((double)o[d] - acc[d] / sum) < 2e-5);
-}
-
-static void test_sparse_attn(void **state)
-{
-    (void)state;
-    test_rng rng = test_rng_start("sparse_attn", 6);
-    for (int round = 0; round < 25; round++) {
-        attn_case c = make_attn_case(&rng);
-        const size_t bytes =
-            (size_t)c.n_tokens * (size_t)c.num_heads * (size_t)c.head_dim * sizeof(float);
-        float *first = take(bytes);
-        run_attn_case(&c, 1, TAMIS_CPU_PORTABLE, false);
-        memcpy(first, c.o, bytes);
-        for (int32_t t = 0; t < c.n_tokens; t++)
-            for (int32_t h = 0; h < c.num_heads; h++)
-                check_head(&c, t, h);
-        for (int n_threads = 1; n_threads <= MAX_THREADS; n_threads++) {
-            memset(c.o, 0x55, bytes);
-            run_attn_case(&c, n_threads, tamis_cpu_level_available(), n_threads % 2 == 0);
-            assert_memory_equal(c.o, first, bytes);
-        }
-        tamis_mem_free(first);
-        free_attn_case(&c);
-    }
-}
-
-/* Case 12: sixteen -1 before the only row; no row at all gives zeros, never NaN. */
-static void test_sparse_attn_missing_rows(void **state)
-{
-    (void)state;
-    test_rng rng = test_rng_start("sparse_attn -1", 7);
-    attn_case c = make_attn_case(&rng);
-    for (int32_t i = 0; i < 400; i++)
-        c.list[i] = -1;
-    c.list[16] = 5;
-    c.list_len[0] = 17;
-    run_attn_case(&c, 2, tamis_cpu_level_available(), false);
-    check_head(&c, 0, 0);
-    c.list[16] = -1;
-    c.list_len[0] = 200;
-    for (int n_threads = 1; n_threads <= MAX_THREADS; n_threads++) {
-        run_attn_case(&c, n_threads, tamis_cpu_level_available(), false);
-        for (int32_t i = 0; i < c.num_heads * c.head_dim; i++)
-            assert_true(c.o[i] == 0);
-    }
-    free_attn_case(&c);
-}
-
-/* ---------------------------------------------------------------- linear jobs */
-
-static void test_linear_jobs(void **state)
-{
-    (void)state;
-    test_rng rng = test_rng_start("linear jobs", 8);
-    enum { N_JOBS = 5, MAX_DIM = 90 };
-    float *w = take(N_JOBS * MAX_DIM * MAX_DIM * sizeof *w), *x = take(7 * MAX_DIM * sizeof *x);
-    float *y = take(N_JOBS * 7 * MAX_DIM * sizeof *y),
-          *first = take(N_JOBS * 7 * MAX_DIM * sizeof *y);
-    test_rng_fill_normal(&rng, w, N_JOBS * MAX_DIM * MAX_DIM);
-    test_rng_fill_normal(&rng, x, 7 * MAX_DIM);
-    for (int round = 0; round < 60; round++) {
-        tamis_matrix m[N_JOBS];
-        tamis_linear_job jobs[N_JOBS];
-        for (int i = 0; i < N_JOBS; i++) {
-            m[i] = (tamis_matrix){.dtype = TAMIS_DTYPE_F32,
-                                  .rows = test_rng_int(&rng, 1, MAX_DIM),
-                                  .cols = test_rng_int(&rng, 1, MAX_DIM),
-                                  .data = w + i * MAX_DIM * MAX_DIM};
-            m[i].row_bytes = m[i].cols * 4;
-            jobs[i] = tamis_linear_full(&m[i], x, y + i * 7 * MAX_DIM, test_rng_int(&rng, 0, 7));
-            jobs[i].row_begin = test_rng_int(&rng, 0, m[i].rows);
-            jobs[i].row_end = test_rng_int(&rng, jobs[i].row_begin, m[i].rows);
-        }
-        for (int n_threads = 1; n_threads <= MAX_THREADS; n_threads++) {
-            tamis_exec exec =
-                open_exec(n_threads, TAMIS_LINEAR_SCRATCH(MAX_DIM),
-                          n_threads == 1 ? TAMIS_CPU_PORTABLE : tamis_cpu_level_available());
-            float *out = n_threads == 1 ? first : y;
-            for (int i = 0; i < N_JOBS; i++)
-                jobs[i].y = out + i * 7 * MAX_DIM;
-            memset(out, 0x7f, N_JOBS * 7 * MAX_DIM * sizeof *y);
-            tamis_linear_run(&exec, jobs, N_JOBS);
-            close_exec(&exec);
-        }
-        assert_memory_equal(y, first, N_JOBS * 7 * MAX_DIM * sizeof *y);
-        for (int i = 0; i < N_JOBS; i++)
-            for (int64_t t = 0; t < jobs[i].n_tokens; t++)
-                for (int64_t r = jobs[i].row_begin; r < jobs[i].row_end; r++) {
-                    double sum = 0;
-                    for (int64_t k = 0; k < m[i].cols; k++)
-                        sum += (double)w[i * MAX_DIM * MAX_DIM + r * m[i].cols + k] *
-                               (double)x[t * m[i].cols + k];
-                    const float got = jobs[i].y[t * m[i].rows + r - jobs[i].row_begin];
-                    assert_true(fabs(sum - (double)got) < 1e-4);
-                }
-    }
-    tamis_mem_free(w);
-    tamis_mem_free(x);
-    tamis_mem_free(y);
-    tamis_mem_free(first);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_frequencies),         cmocka_unit_test(test_rope_rows),
-        cmocka_unit_test(test_topk_against_scan),        cmocka_unit_test(test_index_select),
-        cmocka_unit_test(test_index_select_nan),         cmocka_unit_test(test_sparse_attn),
-        cmocka_unit_test(test_sparse_attn_missing_rows), cmocka_unit_test(test_linear_jobs),
+        cmocka_unit_test(test_rope_frequencies),  cmocka_unit_test(test_rope_rows),
+        cmocka_unit_test(test_topk_against_scan), cmocka_unit_test(test_index_select),
+        cmocka_unit_test(test_index_select_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
