@@ -6,7 +6,8 @@
  *
  * Parts come from taps around each attention layer. At 256 tokens a ratio-4 layer of the demo model
  * sees exactly index_topk rows, so it scores nothing and attends to as many rows as ever after:
- * what it takes more later is scoring. Likewise a ratio-128 layer has two rows then.
+ * what it takes more later is scoring. Likewise a ratio-128 layer has two rows then. Layers of V3.2
+ * and GLM stand where a ratio-4 layer does at index_topk tokens.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,14 +17,15 @@
 #include "engine/session_internal.h"
 #include "tamis/engine.h"
 
-#define BASE_LEN  256
-#define SHORT_LEN 1000
-#define N_TOKENS  41 /* generated at each length; medians */
+#define V4_BASE_LEN 256
+#define SHORT_LEN   1000
+#define N_TOKENS    41 /* generated at each length; medians */
 
-typedef enum part { PART_WINDOW = 0, PART_C4, PART_C128, PART_REST, N_PARTS } part;
+typedef enum part { PART_WINDOW = 0, PART_SCORED, PART_C128, PART_REST, N_PARTS } part;
 
 typedef struct timing {
     const tamis_model *model;
+    bool is_v4;
     double started;          /* of the running attention layer */
     double seconds[N_PARTS]; /* of the running step */
 } timing;
@@ -55,9 +57,9 @@ static void on_stage(void *user, int32_t layer, tamis_tap_stage stage, const voi
     if (stage == TAMIS_TAP_ATTN_IN)
         t->started = now();
     if (stage == TAMIS_TAP_ATTN_OUT) {
-        const int32_t ratio = tamis_model_layer_ratio(t->model, layer);
+        const int32_t ratio = t->is_v4 ? tamis_model_layer_ratio(t->model, layer) : 4;
         t->seconds[ratio == 0   ? PART_WINDOW
-                   : ratio == 4 ? PART_C4
+                   : ratio == 4 ? PART_SCORED
                                 : PART_C128] += now() - t->started;
     }
 }
@@ -136,10 +138,20 @@ static void time_tokens(tamis_session *session, int32_t seq, const int32_t *ids,
 
 static void print_parts(int32_t len, const double at[N_PARTS], const double base[N_PARTS])
 {
-    const double scoring = at[PART_C4] - base[PART_C4], rows = at[PART_C128] - base[PART_C128];
-    const double total = at[PART_WINDOW] + at[PART_C4] + at[PART_C128] + at[PART_REST];
+    const double scoring = at[PART_SCORED] - base[PART_SCORED];
+    const double rows = at[PART_C128] - base[PART_C128];
+    const double total = at[PART_WINDOW] + at[PART_SCORED] + at[PART_C128] + at[PART_REST];
     printf("token at %7d: %7.3f ms = scoring %.3f + C128 rows %.3f + rest %.3f\n", len, 1e3 * total,
            1e3 * scoring, 1e3 * rows, 1e3 * (total - scoring - rows));
+}
+
+/* Length at which selecting begins; enough for the tokens that are timed. */
+static int32_t base_length(const tamis_model_info *info, bool is_v4)
+{
+    const int32_t length = is_v4 ? V4_BASE_LEN : info->index_topk;
+    if (length >= SHORT_LEN)
+        die("model", "index_topk must be below 1000");
+    return length > 2 * N_TOKENS ? length : 2 * N_TOKENS;
 }
 
 int main(int argc, char **argv)
@@ -167,11 +179,13 @@ int main(int argc, char **argv)
     must(tamis_session_plan_memory(model, &params, &plan, &err), &err, "plan");
     must(tamis_session_open(&session, model, &params, &err), &err, "open session");
     must(tamis_seq_create(session, &seq, &err), &err, "sequence");
-    timing t = {.model = model};
+    const tamis_model_info *info = tamis_model_get_info(model);
+    timing t = {.model = model, .is_v4 = strcmp(info->family, "deepseek_v4") == 0};
+    const int32_t base_len = base_length(info, t.is_v4);
     const double start = now();
-    feed(session, seq, ids, BASE_LEN - N_TOKENS, TAMIS_LOGITS_NONE);
-    time_tokens(session, seq, ids + BASE_LEN - N_TOKENS, &t, base);
-    feed(session, seq, ids + BASE_LEN, SHORT_LEN - BASE_LEN, TAMIS_LOGITS_NONE);
+    feed(session, seq, ids, base_len - N_TOKENS, TAMIS_LOGITS_NONE);
+    time_tokens(session, seq, ids + base_len - N_TOKENS, &t, base);
+    feed(session, seq, ids + base_len, SHORT_LEN - base_len, TAMIS_LOGITS_NONE);
     time_tokens(session, seq, ids + SHORT_LEN, &t, small);
     const int32_t fed = SHORT_LEN + N_TOKENS;
     feed(session, seq, ids + fed, length - N_TOKENS - fed, TAMIS_LOGITS_NONE);

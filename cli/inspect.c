@@ -112,14 +112,17 @@ static void print_text(const tamis_inspection *in)
     cli_outf("shape       vocabulary %d, hidden size %d, context at most %d\n",
              (int)info->vocab_size, (int)info->hidden_size, (int)info->max_position_embeddings);
     print_layers(in);
-    if (info->has_index_cache)
-        cli_outf("index       some layers reuse the top-k of an earlier one\n");
+    if (info->index_topk > 0)
+        cli_outf("index       top %d of %s%s\n", (int)info->index_topk,
+                 in->layer_ratios != NULL ? "compressed rows" : "tokens",
+                 info->has_index_cache ? ", some layers reuse the top-k of an earlier one" : "");
     print_groups(in);
     cli_outf("KV cache    %llu bytes per token bf16, %llu f32, all layers\n",
              (unsigned long long)in->kv_bytes_per_token_bf16,
              (unsigned long long)in->kv_bytes_per_token_f32);
-    cli_outf("rings       %llu bytes per sequence bf16, %llu f32\n",
-             (unsigned long long)in->ring_bytes_bf16, (unsigned long long)in->ring_bytes_f32);
+    if (in->ring_bytes_bf16 > 0)
+        cli_outf("rings       %llu bytes per sequence bf16, %llu f32\n",
+                 (unsigned long long)in->ring_bytes_bf16, (unsigned long long)in->ring_bytes_f32);
     cli_outf("weights     %s used in place, %s widened at load\n",
              cli_format_size(info->weight_bytes_mapped, mapped),
              cli_format_size(info->weight_bytes_widened, widened));
@@ -179,7 +182,10 @@ static void print_json(const tamis_inspection *in)
     json_object_set_new(object, "hidden_size", json_integer(info->hidden_size));
     json_object_set_new(object, "max_position_embeddings",
                         json_integer(info->max_position_embeddings));
+    json_object_set_new(object, "index_topk", json_integer(info->index_topk));
     json_object_set_new(object, "has_index_cache", json_boolean(info->has_index_cache));
+    json_object_set_new(object, "num_nextn_predict_layers",
+                        json_integer(info->num_nextn_predict_layers));
     json_object_set_new(object, "layers", layers_json(in));
     json_object_set_new(object, "groups", groups_json(in));
     json_object_set_new(object, "tensors", json_integer(in->n_tensors));

@@ -42,7 +42,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_model_open(tamis_model **out, cons
 TAMIS_API void tamis_model_close(tamis_model **model);
 
 typedef struct tamis_model_info {
-    const char *family; /* "deepseek_v4" */
+    const char *family; /* model_type: "deepseek_v4", "deepseek_v32", "glm_moe_dsa" */
     const char *profile; /* "exact" */
     int32_t vocab_size, hidden_size, num_hidden_layers, max_position_embeddings;
     int32_t bos_token_id; /* config.json; -1: none */
@@ -54,11 +54,14 @@ typedef struct tamis_model_info {
     int32_t top_k; /* 0: off */
     uint64_t weight_bytes_mapped;  /* tensors used in place */
     uint64_t weight_bytes_widened; /* copies made at open */
+    int32_t index_topk;            /* rows that sparse attention selects for a token: of tokens, in
+                                      V4 of compressed rows. Up to as many, nothing is left out */
     bool has_index_cache;          /* the config asks for top-k reuse between layers */
+    int32_t num_nextn_predict_layers; /* MTP blocks of the folder: listed, not run */
 } tamis_model_info;
 /** Strings live as long as the model. */
 TAMIS_API const tamis_model_info *tamis_model_get_info(const tamis_model *model);
-/** compress_ratio of a layer: 0, 4 or 128. */
+/** V4: compress_ratio of a layer, 0, 4 or 128. Other families: 0. -1 if there is no such layer. */
 TAMIS_API int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer);
 
 /* ---------------------------------------------------------------- session */
@@ -74,8 +77,9 @@ typedef struct tamis_session_params {
     int32_t max_num_logits;         /* logits rows per step, default max_num_seqs */
     tamis_dtype kv_cache_dtype;     /* BF16 (default) or F32 */
     int32_t num_blocks;             /* 0: enough for max_num_seqs sequences of max_model_len */
-    int32_t block_tokens;           /* default 256 */
-    int32_t max_rollback;           /* default 8 */
+    int32_t block_tokens;           /* a multiple of 128, default 256 */
+    int32_t max_rollback;           /* V4: tokens that may be taken back at least, default 8. Other
+                                       families keep no rings: any length may be gone back to */
     uint64_t memory_limit_bytes;    /* 0: what the system reports as available */
     int32_t block_order_seed;       /* tests: != 0 hands out blocks in a shuffled order */
 } tamis_session_params;
@@ -85,7 +89,7 @@ TAMIS_API tamis_session_params tamis_session_params_default(void);
 typedef struct tamis_memory_plan {
     uint64_t weights_mapped;  /* file pages, shared with the page cache; not in total */
     uint64_t weights_widened; /* already taken by the model */
-    uint64_t cache_blocks, cache_rings;
+    uint64_t cache_blocks, cache_rings; /* rings: V4 only */
     uint64_t cache_bytes_per_token; /* growth of one sequence, all layers */
     uint64_t workspace;       /* plan, activations */
     uint64_t logits;
@@ -119,7 +123,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_drop(tamis_session *session, i
                                                        tamis_error *err);
 /** Tokens in the sequence; -1 if there is no such sequence. */
 TAMIS_API int32_t tamis_seq_len(const tamis_session *session, int32_t seq);
-/** Smallest length the sequence may be rolled back to now (0 is always allowed too). */
+/** Smallest length the sequence may be rolled back to now (0 is always allowed too); 0 without rings. */
 TAMIS_API int32_t tamis_seq_rollback_floor(const tamis_session *session, int32_t seq);
 /**
  * Forget all tokens from position `len` on; what is fed next replaces them.

@@ -21,7 +21,9 @@ static void fill_info(tamis_model *model)
                                      .top_k = c->top_k,
                                      .weight_bytes_mapped = model->weights->mapped_bytes,
                                      .weight_bytes_widened = model->weights->widened_bytes,
-                                     .has_index_cache = c->has_index_cache};
+                                     .index_topk = c->index_topk,
+                                     .has_index_cache = c->has_index_cache,
+                                     .num_nextn_predict_layers = c->num_nextn_predict_layers};
     for (int32_t i = 0; i < c->n_eos_token_ids; i++)
         model->info.eos_token_ids[i] = c->eos_token_ids[i];
 }

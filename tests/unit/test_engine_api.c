@@ -17,6 +17,7 @@
 
 #define MODEL_DIR TAMIS_SOURCE_DIR "/tests/golden/v4-flash-bf16"
 #define FP8_DIR   TAMIS_SOURCE_DIR "/tests/golden/v4-pro-fp8"
+#define SFA_DIR   TAMIS_SOURCE_DIR "/tests/golden/glm52-fp8"
 
 static tamis_session_params small_params(void)
 {
@@ -65,6 +66,8 @@ static void what_a_model_says_of_itself(void **state)
     assert_int_equal(info->max_position_embeddings, 1024);
     assert_int_equal(info->n_eos_token_ids, 1);
     assert_int_equal(info->eos_token_ids[0], 1);
+    assert_int_equal(info->index_topk, 8);
+    assert_false(info->has_index_cache);
     const int32_t ratios[7] = {-1, 0, 0, 4, 128, 4, -1};
     for (int32_t i = 0; i < 7; i++)
         assert_int_equal(tamis_model_layer_ratio(model, i - 1), ratios[i]);
@@ -78,6 +81,32 @@ static void what_a_model_says_of_itself(void **state)
     assert_true(inspection->ring_bytes_f32 > inspection->ring_bytes_bf16);
     assert_int_equal(tamis_model_inspect(NULL, &again, NULL), TAMIS_STATUS_INVALID);
     tamis_model_close(&model);
+}
+
+/* A family without rings and compression. */
+static void what_a_glm_model_says_of_itself(void **state)
+{
+    (void)state;
+    const tamis_session_params p = small_params();
+    test_engine engine = test_engine_open(SFA_DIR, &p);
+    assert_string_equal(engine.info->family, "glm_moe_dsa");
+    assert_int_equal(engine.info->index_topk, 16);
+    assert_true(engine.info->has_index_cache);
+    assert_int_equal(engine.info->num_nextn_predict_layers, 1);
+    for (int32_t i = -1; i <= 6; i++)
+        assert_int_equal(tamis_model_layer_ratio(engine.model, i), i < 0 || i == 6 ? -1 : 0);
+    const tamis_inspection *inspection;
+    tamis_memory_plan plan;
+    tamis_error err;
+    test_must(tamis_model_inspect(engine.model, &inspection, &err), &err, "inspect");
+    /* bf16: six layers of 64 + 16 latent and rotated values, three with keys of 32 */
+    assert_int_equal(inspection->kv_bytes_per_token_bf16, 2 * (6 * (64 + 16) + 3 * 32));
+    assert_int_equal(inspection->kv_bytes_per_token_f32, 2 * inspection->kv_bytes_per_token_bf16);
+    assert_int_equal(inspection->ring_bytes_bf16 + inspection->ring_bytes_f32, 0);
+    test_must(tamis_session_plan_memory(engine.model, &p, &plan, &err), &err, "plan");
+    assert_int_equal(plan.cache_bytes_per_token, inspection->kv_bytes_per_token_f32);
+    assert_int_equal(plan.cache_rings, 0);
+    test_engine_close(&engine);
 }
 
 /* ---------------------------------------------------------------- parameters */
@@ -225,13 +254,11 @@ static uint64_t in_use(void)
     return bytes;
 }
 
-/* What is allocated is what was planned, but for a few small objects. */
-static void the_plan_is_what_is_taken(void **state)
+static void check_plans(const char *dir)
 {
-    (void)state;
     tamis_error err;
     tamis_model *model;
-    test_must(tamis_model_open(&model, MODEL_DIR, &err), &err, "open");
+    test_must(tamis_model_open(&model, dir, &err), &err, "open");
     for (int round = 0; round < 4; round++) {
         tamis_session_params p = small_params();
         tamis_memory_plan plan;
@@ -265,6 +292,14 @@ static void the_plan_is_what_is_taken(void **state)
     tamis_model_close(&model);
 }
 
+/* What is allocated is what was planned, but for a few small objects. */
+static void the_plan_is_what_is_taken(void **state)
+{
+    (void)state;
+    check_plans(MODEL_DIR);
+    check_plans(SFA_DIR);
+}
+
 static void the_system_says_what_is_available(void **state)
 {
     (void)state;
@@ -279,9 +314,8 @@ static void total_in_use(size_t out[TAMIS_NUM_MEM_KINDS])
 }
 
 /* Opening with the n-th allocation refused, n = 1, 2, ... until it works. */
-static void a_refused_allocation_leaves_nothing(void **state)
+static void check_refused_allocations(const char *dir)
 {
-    (void)state;
     size_t before[TAMIS_NUM_MEM_KINDS], after[TAMIS_NUM_MEM_KINDS];
     tamis_model *model = NULL;
     tamis_session *session = NULL;
@@ -290,7 +324,7 @@ static void a_refused_allocation_leaves_nothing(void **state)
     total_in_use(before);
     while (model == NULL) {
         tamis_mem_fail_at(++n);
-        if (tamis_model_open(&model, MODEL_DIR, NULL) == TAMIS_STATUS_OK)
+        if (tamis_model_open(&model, dir, NULL) == TAMIS_STATUS_OK)
             break;
         assert_null(model);
         total_in_use(after);
@@ -325,6 +359,13 @@ static void a_refused_allocation_leaves_nothing(void **state)
     assert_int_equal(tamis_session_step(session, &feed, 1, NULL), TAMIS_STATUS_OK);
     tamis_session_close(&session);
     tamis_model_close(&model);
+}
+
+static void a_refused_allocation_leaves_nothing(void **state)
+{
+    (void)state;
+    check_refused_allocations(MODEL_DIR);
+    check_refused_allocations(SFA_DIR);
 }
 
 /* ---------------------------------------------------------------- calls that are refused */
@@ -514,6 +555,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_model_that_is_not_there),
         cmocka_unit_test(what_a_model_says_of_itself),
+        cmocka_unit_test(what_a_glm_model_says_of_itself),
         cmocka_unit_test(parameters_out_of_range_are_refused),
         cmocka_unit_test(defaults_are_filled_in),
         cmocka_unit_test(the_plan_is_what_is_taken),

@@ -14,6 +14,7 @@
 
 #define MODEL_DIR TAMIS_SOURCE_DIR "/tests/golden/v4-flash-bf16"
 #define FP8_DIR   TAMIS_SOURCE_DIR "/tests/golden/v4-pro-fp8"
+#define GLM_DIR   TAMIS_SOURCE_DIR "/tests/golden/glm52-fp8" /* layers 2, 3, 5 share a selection */
 
 typedef struct damage {
     const char *dir, *tensor;
@@ -102,6 +103,18 @@ static void damage_in_any_part_is_named(void **state)
         {FP8_DIR, "layers.2.attn.indexer.wq_b.scale", 0, E8M0_NAN},
         {FP8_DIR, "layers.3.ffn.experts.0.w1.scale", 3, E8M0_NAN},
         {FP8_DIR, "layers.4.ffn.shared_experts.w3.weight", 7, FP8_NAN},
+        {GLM_DIR, "model.norm.weight", 22, BF16_NAN},
+        {GLM_DIR, "lm_head.weight", 22, BF16_NAN},
+        {GLM_DIR, "model.layers.0.input_layernorm.weight", 22, BF16_NAN},
+        {GLM_DIR, "model.layers.0.mlp.down_proj.weight", 9, FP8_NAN},
+        {GLM_DIR, "model.layers.1.self_attn.q_a_proj.weight", 9, FP8_NAN},
+        {GLM_DIR, "model.layers.1.self_attn.indexer.k_norm.bias", 2, BF16_NAN},
+        {GLM_DIR, "model.layers.2.self_attn.kv_b_proj.weight", 9, FP8_NAN},
+        {GLM_DIR, "model.layers.3.post_attention_layernorm.weight", 22, BF16_NAN},
+        {GLM_DIR, "model.layers.3.mlp.gate.e_score_correction_bias", 8, "\0\0\xc0\x7f", 4},
+        {GLM_DIR, "model.layers.4.self_attn.indexer.wq_b.weight", 9, FP8_NAN},
+        {GLM_DIR, "model.layers.4.mlp.shared_experts.up_proj.weight", 9, FP8_NAN},
+        {GLM_DIR, "model.layers.5.self_attn.o_proj.weight_scale_inv", 4, "\0\0\xc0\x7f", 4},
     };
     test_rng rng = test_rng_start("damage_in_any_part_is_named", 33);
     int32_t ids[150];
