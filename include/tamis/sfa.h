@@ -107,7 +107,7 @@ TAMIS_API void tamis_sfa_caches_copy_block(tamis_sfa_caches *caches, int32_t dst
 
 typedef struct tamis_sfa_plan tamis_sfa_plan;
 
-/** Bytes a plan takes for these layers, its workspace included. */
+/** Bytes a plan takes for these layers, its workspace included; 8 for each cache block on top. */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_measure(const tamis_sfa_config *layers,
                                                                int32_t n_layers,
                                                                const tamis_plan_params *params,
