@@ -213,6 +213,45 @@ static void test_heads_of_kv_b(void **state)
     }
 }
 
+/*
+ * Rows 100 to 139: the second scale block begins inside them, and only it has a scale that FP8's
+ * decoding cannot take a factor into.
+ */
+static void test_last_block_scale(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("linear_t last block", 20240516);
+    static uint8_t data[140][32];
+    const float scale[2] = {1.0f, 0x1p+120f};
+    float x[40];
+    for (int i = 0; i < 140 * 32; i++)
+        data[i / 32][i % 32] = (uint8_t)test_rng_int(&rng, 0, 63); /* at most 1.875 */
+    test_rng_fill_normal(&rng, x, 40);
+    const linear_t_case c = {.matrix.view = {.dtype = TAMIS_DTYPE_F8_E4M3,
+                                             .rows = 140,
+                                             .cols = 32,
+                                             .data = data,
+                                             .row_bytes = 32,
+                                             .scale = scale,
+                                             .scale_dtype = TAMIS_DTYPE_F32,
+                                             .block_rows = 128,
+                                             .block_cols = 128,
+                                             .scale_row_bytes = 4},
+                             .row_begin = 100,
+                             .row_end = 140,
+                             .n_tokens = 1,
+                             .x = {.data = x},
+                             .x_stride = 40,
+                             .y_stride = 32};
+    FOR_EACH_LEVEL(level)
+    {
+        test_guard y = run_tokens(&c, level, 0, 1, rng);
+        for (int64_t col = 0; col < 32; col++)
+            check_output(&c, y.data, 0, col);
+        test_guard_free(&y);
+    }
+}
+
 /* ---------------------------------------------------------------- special values */
 
 /* Output `col` of 32 for one code at (row, col) of 9 x 32, other weights 0, x = 1. */
@@ -280,9 +319,13 @@ static void test_no_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_levels_agree),       cmocka_unit_test(test_portable_against_double),
-        cmocka_unit_test(test_batch_independence), cmocka_unit_test(test_heads_of_kv_b),
-        cmocka_unit_test(test_scales_and_nan),     cmocka_unit_test(test_no_rows),
+        cmocka_unit_test(test_levels_agree),
+        cmocka_unit_test(test_portable_against_double),
+        cmocka_unit_test(test_batch_independence),
+        cmocka_unit_test(test_heads_of_kv_b),
+        cmocka_unit_test(test_last_block_scale),
+        cmocka_unit_test(test_scales_and_nan),
+        cmocka_unit_test(test_no_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -153,7 +153,10 @@ static bool scales_fold(const tamis_matrix *w, int64_t row_begin, int64_t row_en
 
 /* ---------------------------------------------------------------- expanded tile, more tokens */
 
-/* y[t] += sum over r of w[r] x[t][r] for the first n (<= 16) columns of a tile of weights. */
+/*
+ * y[t] += sum over r of w[r] x[t][r] for the first n (<= 16) columns of a tile of weights. Lanes
+ * from n on meet whatever scratch holds there; they are never stored.
+ */
 static TAMIS_ALWAYS_INLINE void product_tile(int n_tokens, float *y, int64_t y_stride,
                                              const float *x, int64_t x_stride, const float *w,
                                              int64_t n_rows, int64_t n)
@@ -218,11 +221,8 @@ static void expanded_columns(float *y, int64_t y_stride, const float *x, int64_t
         const int64_t n_cols = w->cols - c < TILE ? w->cols - c : TILE;
         for (int64_t row = row_begin; row < row_end; row += TILE) {
             const int64_t n_rows = row_end - row < TILE ? row_end - row : TILE;
-            for (int64_t r = 0; r < n_rows; r++) {
-                float *to = scratch + r * TILE;
-                v16_store(to + (n_cols - 1) / TAMIS_LANES * TAMIS_LANES, v16_zero());
-                tamis_expand_span_avx2(to, w, row + r, c, c + n_cols);
-            }
+            for (int64_t r = 0; r < n_rows; r++)
+                tamis_expand_span_avx2(scratch + r * TILE, w, row + r, c, c + n_cols);
             product_block(y + c, y_stride, x + (row - row_begin), x_stride, n_tokens, scratch,
                           n_rows, n_cols);
         }
