@@ -95,8 +95,9 @@ tamis_cache_params test_sfa_params(int32_t max_len)
     return params;
 }
 
-test_sfa_rig test_sfa_rig_open(const tamis_sfa_layer *layers, int32_t n_layers,
-                               const tamis_cache_params *params, int32_t max_len, int n_threads)
+test_sfa_rig test_sfa_rig_open_sized(const tamis_sfa_layer *layers, int32_t n_layers,
+                                     const tamis_cache_params *params, int32_t max_len,
+                                     int32_t max_tokens, int n_threads)
 {
     test_sfa_rig rig = {
         .layers = layers, .n_layers = n_layers, .max_len = max_len, .params = *params};
@@ -108,7 +109,7 @@ test_sfa_rig test_sfa_rig_open(const tamis_sfa_layer *layers, int32_t n_layers,
         test_must(tamis_sfa_layer_check(&layers[i], &err), &err, "check layer");
     }
     tamis_plan_params plan = tamis_plan_params_default();
-    plan.max_num_batched_tokens = 2 * max_len;
+    plan.max_num_batched_tokens = max_tokens;
     plan.max_num_seqs = TEST_SFA_MAX_SEQS;
     plan.max_model_len = max_len;
     plan.n_threads = n_threads;
@@ -116,6 +117,12 @@ test_sfa_rig test_sfa_rig_open(const tamis_sfa_layer *layers, int32_t n_layers,
     test_must(tamis_sfa_plan_open(&rig.plan, rig.caches, &plan, &err), &err, "plan");
     test_must(tamis_team_open(&rig.team, n_threads, &err), &err, "team");
     return rig;
+}
+
+test_sfa_rig test_sfa_rig_open(const tamis_sfa_layer *layers, int32_t n_layers,
+                               const tamis_cache_params *params, int32_t max_len, int n_threads)
+{
+    return test_sfa_rig_open_sized(layers, n_layers, params, max_len, 2 * max_len, n_threads);
 }
 
 void test_sfa_rig_close(test_sfa_rig *rig)

@@ -47,6 +47,10 @@ typedef struct test_sfa_rig {
 tamis_cache_params test_sfa_params(int32_t max_len);
 test_sfa_rig test_sfa_rig_open(const tamis_sfa_layer *layers, int32_t n_layers,
                                const tamis_cache_params *params, int32_t max_len, int n_threads);
+/* For steps of at most max_tokens instead of 2 max_len. */
+test_sfa_rig test_sfa_rig_open_sized(const tamis_sfa_layer *layers, int32_t n_layers,
+                                     const tamis_cache_params *params, int32_t max_len,
+                                     int32_t max_tokens, int n_threads);
 void test_sfa_rig_close(test_sfa_rig *rig);
 /* A sequence with blocks for max_len tokens, the next free ones in ascending order. */
 test_sfa_seq test_sfa_seq_open(test_sfa_rig *rig);
