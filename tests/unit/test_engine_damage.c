@@ -125,7 +125,9 @@ static void damage_in_any_part_is_named(void **state)
         tamis_session_params p = test_session_params(TAMIS_DTYPE_BF16, 150);
         test_engine e = test_engine_open(dir, &p);
         tamis_error err;
-        const tamis_feed feed = {test_seq_new(&e), ids, 150, TAMIS_LOGITS_ALL, NULL};
+        /* V4: until a row of ratio 128 closes; the others: until they select. */
+        const int32_t n = strcmp(cases[i].dir, GLM_DIR) == 0 ? 20 : 150;
+        const tamis_feed feed = {test_seq_new(&e), ids, n, TAMIS_LOGITS_ALL, NULL};
         assert_int_equal(tamis_session_step(e.session, &feed, 1, &err), TAMIS_STATUS_FORMAT);
         if (strstr(err.text, cases[i].tensor) == NULL)
             fail_msg("\"%s\" does not name %s", err.text, cases[i].tensor);
