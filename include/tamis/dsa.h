@@ -128,20 +128,34 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out
                                                             tamis_error *err);
 TAMIS_API void tamis_dsa_plan_close(tamis_dsa_plan **plan);
 /**
- * Plan a step. errors: INVALID (query_start_loc, lengths, block ids, slots, a block that this step
- * writes and another of its requests holds: the request, the value seen and allowed), LIMIT (tokens,
- * requests, context). The previous plan is void after a failure. Requests may share blocks that
- * hold only tokens before this step.
+ * Plan a step. Nothing is allocated, no buffer moves; what is at most as large as the plan's limits
+ * fits. errors: INVALID (query_start_loc, lengths, block ids, slots, padding before a request, a
+ * slot_mapping that the block tables do not give, a block that this step writes and another of its
+ * requests holds: the request, the value seen and allowed), LIMIT (tokens, requests, context). The
+ * plan is empty after a failure. Requests may share blocks that hold only tokens before this step.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan,
                                                              const tamis_batch *batch,
                                                              tamis_error *err);
+/**
+ * Plan a step without any request, for dummy and profiling runs: num_tokens rows of padding. Layers
+ * enter every stage as in any step, read neither x nor caches, write no cache and leave zeros in
+ * out. errors: LIMIT (num_tokens above the plan's)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_build_dummy(tamis_dsa_plan *plan,
+                                                                   int32_t num_tokens,
+                                                                   tamis_error *err);
+/** The step as planned; all zero counts after a refused build. */
+TAMIS_API tamis_step_view tamis_dsa_plan_step(const tamis_dsa_plan *plan);
+/** What the step means for a layer; all zero if there is no such layer. */
+TAMIS_API tamis_layer_plan_view tamis_dsa_plan_layer(const tamis_dsa_plan *plan, int32_t layer_idx);
 
 /**
  * One attention layer over the planned tokens; also writes their rows into the caches.
  *
- * shapes   x, out  [num_tokens][hidden_size] f32, contiguous; out must not overlap x. x is the
- *          normed input of the layer (attn_norm is the caller's), out is without the residual
+ * shapes   x, out  [num_input_tokens][hidden_size] f32, contiguous; out must not overlap x. x is
+ *          the normed input of the layer (attn_norm is the caller's), its rows of padding are not
+ *          read; out is without the residual, zero in rows of padding
  * args     layer_idx: number of the layer among those the caches were opened with; layers are run
  *          in ascending order within a step (a reuse_topk layer reads an earlier selection).
  *          team: of plan's n_threads

@@ -120,21 +120,36 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_open(tamis_sfa_plan **out
                                                             tamis_error *err);
 TAMIS_API void tamis_sfa_plan_close(tamis_sfa_plan **plan);
 /**
- * Plan a step; batch->slots is not read. errors: INVALID (query_start_loc, lengths, block ids, a
- * block that this step writes and another of its requests holds: the request, the value seen and
- * allowed), LIMIT (tokens, requests, context). The previous plan is void after a failure.
+ * Plan a step; batch->slots is not read. Nothing is allocated, no buffer moves; what is at most as
+ * large as the plan's limits fits. errors: INVALID (query_start_loc, lengths, block ids, padding
+ * before a request, a slot_mapping that the block tables do not give, a block that this step writes
+ * and another of its requests holds: the request, the value seen and allowed), LIMIT (tokens,
+ * requests, context). The plan is empty after a failure.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_build(tamis_sfa_plan *plan,
                                                              const tamis_batch *batch,
                                                              tamis_error *err);
+/**
+ * Plan a step without any request, for dummy and profiling runs: num_tokens rows of padding. Layers
+ * enter every stage as in any step, read neither x nor caches, write no cache and leave zeros in
+ * out. errors: LIMIT (num_tokens above the plan's)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_build_dummy(tamis_sfa_plan *plan,
+                                                                   int32_t num_tokens,
+                                                                   tamis_error *err);
+/** The step as planned; all zero counts after a refused build. */
+TAMIS_API tamis_step_view tamis_sfa_plan_step(const tamis_sfa_plan *plan);
+/** What the step means for a layer; all zero if there is no such layer. */
+TAMIS_API tamis_layer_plan_view tamis_sfa_plan_layer(const tamis_sfa_plan *plan, int32_t layer_idx);
 
 /* ---------------------------------------------------------------- operators */
 
 /**
  * One attention layer over the planned tokens; also writes their rows into the caches.
  *
- * shapes   x, out  [num_tokens][hidden_size] f32, contiguous; out must not overlap x. x is the
- *          normed input of the layer, out is without the residual
+ * shapes   x, out  [num_input_tokens][hidden_size] f32, contiguous; out must not overlap x. x is
+ *          the normed input of the layer, its rows of padding are not read; out is without the
+ *          residual, zero in rows of padding
  * args     layer_idx: number of the layer among those the caches were opened with; layers are run
  *          in ascending order within a step (a reuse_topk layer reads an earlier selection).
  *          team: of plan's n_threads
@@ -188,7 +203,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_output(const tamis_sfa_layer *
                                                          tamis_sfa_caches *caches, float *out,
                                                          tamis_team *team, tamis_error *err);
 
-/** Tokens of the planned step. */
+/** Tokens of the planned step, without padding; num_tokens in the shapes here. */
 TAMIS_API int32_t tamis_sfa_plan_num_tokens(const tamis_sfa_plan *plan);
 /** [num_tokens][index_topk] ascending positions, then -1: the latest selection of this step. */
 TAMIS_API const int32_t *tamis_sfa_plan_topk(const tamis_sfa_plan *plan);

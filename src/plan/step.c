@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/size.h"
+#include "plan/batch.h"
 
 void tamis_step_layout(tamis_step *step, tamis_arena *arena)
 {
@@ -21,38 +22,25 @@ void tamis_step_layout(tamis_step *step, tamis_arena *arena)
     step->slot_owner = tamis_arena_take(arena, (size_t)step->n_slots, sizeof(int32_t));
 }
 
-static tamis_status check_counts(const tamis_step *step, const tamis_batch *batch, tamis_error *err)
+/* Leaves the number of requests before the padding in step->n_reqs. */
+static tamis_status check_batch(tamis_step *step, const tamis_batch *batch, tamis_error *err)
 {
-    const int32_t *start = batch->query_start_loc;
+    int32_t n_reqs = 0;
     if (batch->num_reqs < 0 || batch->num_reqs > step->max_reqs)
         return tamis_fail(err, TAMIS_STATUS_LIMIT, "batch: num_reqs is %d, allowed 0..%d",
                           batch->num_reqs, step->max_reqs);
-    if (start[0] != 0)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "batch: query_start_loc[0] is %d, must be 0",
-                          start[0]);
-    for (int32_t i = 0; i < batch->num_reqs; i++)
-        if (start[i + 1] < start[i])
-            return tamis_fail(err, TAMIS_STATUS_INVALID,
-                              "batch: query_start_loc[%d] is %d, must be at least %d", i + 1,
-                              start[i + 1], start[i]);
-    if (start[batch->num_reqs] > step->max_tokens)
+    TAMIS_TRY(tamis_batch_check_starts(batch->query_start_loc, batch->num_reqs, err));
+    if (batch->query_start_loc[batch->num_reqs] > step->max_tokens)
         return tamis_fail(err, TAMIS_STATUS_LIMIT, "batch: %d tokens, allowed 0..%d",
-                          start[batch->num_reqs], step->max_tokens);
-    return TAMIS_STATUS_OK;
-}
-
-static tamis_status check_request(tamis_step *step, const tamis_batch *batch, int32_t req,
-                                  tamis_error *err)
-{
-    const int32_t n_new = batch->query_start_loc[req + 1] - batch->query_start_loc[req];
-    const int32_t seq_len = batch->seq_lens[req];
-    if (seq_len < n_new)
-        return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "request %d: seq_len is %d, must be at least its %d new tokens", req,
-                          seq_len, n_new);
-    if (seq_len > step->max_model_len)
-        return tamis_fail(err, TAMIS_STATUS_LIMIT, "request %d: seq_len is %d, allowed 0..%d", req,
-                          seq_len, step->max_model_len);
+                          batch->query_start_loc[batch->num_reqs], step->max_tokens);
+    TAMIS_TRY(tamis_batch_check_lengths(batch, &n_reqs, err));
+    if (n_reqs > 0 && step->n_slots > 0 && batch->slots == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "batch: slots is missing");
+    for (int32_t req = 0; req < n_reqs; req++)
+        if (batch->seq_lens[req] > step->max_model_len)
+            return tamis_fail(err, TAMIS_STATUS_LIMIT, "request %d: seq_len is %d, allowed 0..%d",
+                              req, batch->seq_lens[req], step->max_model_len);
+    step->n_reqs = n_reqs;
     return TAMIS_STATUS_OK;
 }
 
@@ -97,7 +85,6 @@ static tamis_status copy_table(tamis_step *step, const tamis_batch *batch, int32
 static tamis_status add_request(tamis_step *step, const tamis_batch *batch, int32_t req,
                                 tamis_error *err)
 {
-    TAMIS_TRY(check_request(step, batch, req, err));
     TAMIS_TRY(take_slot(step, batch, req, err));
     TAMIS_TRY(copy_table(step, batch, req, err));
     const int32_t begin = batch->query_start_loc[req], end = batch->query_start_loc[req + 1];
@@ -156,17 +143,75 @@ static tamis_status check_shared_blocks(tamis_step *step, int32_t n_reqs, tamis_
     return st;
 }
 
-tamis_status tamis_step_build(tamis_step *step, const tamis_batch *batch, tamis_error *err)
+/* The engine's own slots, where it hands them over, are those that the block tables give. */
+static tamis_status check_slot_mapping(const tamis_step *step, const int32_t *slots,
+                                       tamis_error *err)
 {
-    step->n_tokens = step->n_reqs = 0;
-    TAMIS_TRY(check_counts(step, batch, err));
+    for (int32_t t = 0; t < step->n_tokens; t++) {
+        const int32_t req = step->tok_req[t], pos = step->tok_pos[t];
+        const int64_t expected =
+            tamis_flat_slot(tamis_step_table(step, req), pos, step->block_tokens);
+        if (slots[t] != expected)
+            return tamis_fail(err, TAMIS_STATUS_INVALID,
+                              "batch: slot_mapping[%d] is %d, the block table of request %d gives "
+                              "%lld for position %d",
+                              t, slots[t], req, (long long)expected, pos);
+    }
+    for (int32_t t = step->n_tokens; t < step->n_input_tokens; t++)
+        if (slots[t] != -1)
+            return tamis_fail(err, TAMIS_STATUS_INVALID,
+                              "batch: slot_mapping[%d] is %d, must be -1 for padding", t, slots[t]);
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status build(tamis_step *step, const tamis_batch *batch, tamis_error *err)
+{
+    TAMIS_TRY(check_batch(step, batch, err));
     for (int32_t i = 0; i < step->n_slots; i++)
         step->slot_owner[i] = -1;
-    step->query_start[0] = 0;
-    for (int32_t req = 0; req < batch->num_reqs; req++)
+    for (int32_t req = 0; req < step->n_reqs; req++)
         TAMIS_TRY(add_request(step, batch, req, err));
-    TAMIS_TRY(check_shared_blocks(step, batch->num_reqs, err));
-    step->n_reqs = batch->num_reqs;
-    step->n_tokens = batch->query_start_loc[batch->num_reqs];
+    TAMIS_TRY(check_shared_blocks(step, step->n_reqs, err));
+    step->n_tokens = step->query_start[step->n_reqs];
+    step->n_input_tokens = batch->query_start_loc[batch->num_reqs];
+    if (batch->slot_mapping != NULL)
+        TAMIS_TRY(check_slot_mapping(step, batch->slot_mapping, err));
     return TAMIS_STATUS_OK;
+}
+
+static void empty(tamis_step *step)
+{
+    step->n_tokens = step->n_input_tokens = step->n_reqs = 0;
+    step->query_start[0] = 0;
+}
+
+tamis_status tamis_step_build(tamis_step *step, const tamis_batch *batch, tamis_error *err)
+{
+    empty(step);
+    const tamis_status st = build(step, batch, err);
+    if (st != TAMIS_STATUS_OK)
+        empty(step);
+    return st;
+}
+
+tamis_status tamis_step_build_dummy(tamis_step *step, int32_t n_tokens, tamis_error *err)
+{
+    empty(step);
+    if (n_tokens < 0 || n_tokens > step->max_tokens)
+        return tamis_fail(err, TAMIS_STATUS_LIMIT, "dummy step: %d tokens, allowed 0..%d", n_tokens,
+                          step->max_tokens);
+    step->n_input_tokens = n_tokens;
+    return TAMIS_STATUS_OK;
+}
+
+tamis_step_view tamis_step_show(const tamis_step *step)
+{
+    return (tamis_step_view){.num_tokens = step->n_tokens,
+                             .num_input_tokens = step->n_input_tokens,
+                             .num_reqs = step->n_reqs,
+                             .query_start_loc = step->query_start,
+                             .start_pos = step->start_pos,
+                             .seq_lens = step->seq_len,
+                             .positions = step->tok_pos,
+                             .req_of_token = step->tok_req};
 }

@@ -181,7 +181,7 @@ static void test_bad_batches(void **state)
     open_fixture(&f, 16, 2, 512);
     int32_t start[4] = {0, 4, 8, 9}, lens[3] = {4, 4, 1}, slots[3] = {0, 1, 0};
     int32_t table[3][2] = {{1, 2}, {3, 4}, {5, 6}};
-    const tamis_batch good = {2, start, lens, table[0], 2, slots};
+    const tamis_batch good = {2, start, lens, table[0], 2, slots, NULL};
     tamis_batch batch = good;
     assert_int_equal(tamis_step_build(&f.step, &batch, NULL), TAMIS_STATUS_OK);
     batch.num_reqs = 3;
@@ -231,7 +231,7 @@ static void test_shared_blocks(void **state)
     open_fixture(&f, 16, 2, 1024);
     const int32_t start[3] = {0, 1, 2}, slots[2] = {0, 1};
     int32_t lens[2] = {257, 300}, table[2][4] = {{7, 8, 0, 0}, {7, 9, 0, 0}};
-    const tamis_batch batch = {2, start, lens, table[0], 4, slots};
+    const tamis_batch batch = {2, start, lens, table[0], 4, slots, NULL};
     assert_int_equal(tamis_step_build(&f.step, &batch, NULL), TAMIS_STATUS_OK);
     table[1][1] = 8;
     expect_error(&f, &batch, TAMIS_STATUS_INVALID,

@@ -397,7 +397,7 @@ static void bad_batches(void **state)
     fixture f;
     open_fixture(&f);
     int32_t start[TEST_SFA_MAX_SEQS + 2] = {0, 4, 8}, lens[] = {4, 60}, table[2][1] = {{1}, {2}};
-    const tamis_batch good = {2, start, lens, table[0], 1, NULL}; /* slots are not needed */
+    const tamis_batch good = {2, start, lens, table[0], 1, NULL, NULL}; /* slots are not needed */
     tamis_batch batch = good;
     tamis_error err = {0};
     test_must(tamis_sfa_plan_build(f.rig.plan, &batch, &err), &err, "good batch");

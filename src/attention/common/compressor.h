@@ -16,6 +16,7 @@
 #include "caches/cache_store.h"
 #include "kernels/kernels.h"
 #include "plan/step.h"
+#include "tamis/dsa.h"
 
 /* Halves of a token's projection: ratio 4 feeds the next row too. */
 static inline int32_t tamis_compressor_halves(int32_t ratio)

@@ -11,6 +11,8 @@
  * step of any length reads its history first. Source: V4 reference inference/model.py (Attention);
  * dsa_v1.py forward; docs/numerics.md.
  */
+#include "attention/common/plan_view.h"
+#include "attention/common/projections.h"
 #include "attention/dsa/stages.h"
 #include "core/error.h"
 #include "ops/linear.h"
@@ -46,7 +48,7 @@ static void project_inputs(const tamis_dsa_call *call, const float *x)
             project(call, &w->index_compressor.wgate, x, ws->index_state + width, 2 * width);
         jobs[n++] = project(call, &w->index_weights_proj, x, ws->indexer.w_raw, c->index_n_heads);
     }
-    tamis_linear_run(&call->exec, jobs, n);
+    tamis_run_projections(&call->exec, call->plan->params.serial, jobs, n);
 }
 
 /* Q3, I1: both queries come from the normed low-rank query. */
@@ -58,7 +60,7 @@ static void project_queries(const tamis_dsa_call *call)
         project(call, &w->wq_b, ws->qa, ws->q, w->wq_b.rows),
         project(call, &w->index_wq_b, ws->qa, ws->indexer.q, w->index_wq_b.rows),
     };
-    tamis_linear_run(&call->exec, jobs, call->has_indexer ? 2 : 1);
+    tamis_run_projections(&call->exec, call->plan->params.serial, jobs, call->has_indexer ? 2 : 1);
 }
 
 /* O1: group g of wo_a's rows sees only the heads of group g; wo_b mixes the groups. */
@@ -138,11 +140,10 @@ tamis_status tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx,
                                float *out, tamis_team *team, tamis_error *err)
 {
     TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
-    if (plan->step.n_tokens == 0)
-        return TAMIS_STATUS_OK;
     tamis_dsa_call call = tamis_dsa_call_make(layer, layer_idx, plan, caches, team);
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
     run_stages(&call, x, out);
+    tamis_clear_padding(&plan->step, out, layer->config.hidden_size);
     if (atomic_load_explicit(&plan->has_fault, memory_order_relaxed))
         return tamis_fail(err, TAMIS_STATUS_FORMAT,
                           "layer %d: attention met a NaN or an infinity in its input or weights",

@@ -5,6 +5,7 @@
 #include "attention/common/compressor.h"
 #include "attention/common/layer_checks.h"
 #include "attention/common/plan_params.h"
+#include "attention/common/plan_view.h"
 #include "core/error.h"
 #include "core/mem.h"
 #include "core/size.h"
@@ -344,9 +345,9 @@ static void build_lists(tamis_dsa_kind *kind, const tamis_step *step, int32_t *u
     tamis_partition_set(&kind->index, units, step->n_tokens);
 }
 
-tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch, tamis_error *err)
+/* Everything that follows from the step, which a refused batch has left empty. */
+static tamis_status build_kinds(tamis_dsa_plan *plan, tamis_status st)
 {
-    TAMIS_TRY(tamis_step_build(&plan->step, batch, err));
     for (int32_t i = 0; i < plan->n_kinds; i++) {
         tamis_dsa_kind *kind = &plan->kinds[i];
         build_rope(kind, &plan->step);
@@ -354,7 +355,39 @@ tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch
             build_rows(kind, &plan->step);
         build_lists(kind, &plan->step, plan->step.units);
     }
-    return TAMIS_STATUS_OK;
+    return st;
+}
+
+tamis_status tamis_dsa_plan_build(tamis_dsa_plan *plan, const tamis_batch *batch, tamis_error *err)
+{
+    return build_kinds(plan, tamis_step_build(&plan->step, batch, err));
+}
+
+tamis_status tamis_dsa_plan_build_dummy(tamis_dsa_plan *plan, int32_t num_tokens, tamis_error *err)
+{
+    return build_kinds(plan, tamis_step_build_dummy(&plan->step, num_tokens, err));
+}
+
+tamis_step_view tamis_dsa_plan_step(const tamis_dsa_plan *plan)
+{
+    return tamis_step_show(&plan->step);
+}
+
+tamis_layer_plan_view tamis_dsa_plan_layer(const tamis_dsa_plan *plan, int32_t layer_idx)
+{
+    if (layer_idx < 0 || layer_idx >= plan->n_layers)
+        return (tamis_layer_plan_view){0};
+    const tamis_dsa_kind *kind = &plan->kinds[plan->kind_of_layer[layer_idx]];
+    tamis_layer_plan_view view = {.compress_ratio = kind->config.compress_ratio,
+                                  .visible_rows = kind->visible,
+                                  .list_len = kind->list_len,
+                                  .num_closed_rows = kind->rows.n,
+                                  .closed_req = kind->rows.req,
+                                  .closed_row = kind->rows.idx,
+                                  .attention = tamis_work_show(&kind->attn)};
+    if (has_indexer(&plan->layers[layer_idx]))
+        view.index_scores = tamis_work_show(&kind->index);
+    return view;
 }
 
 const int32_t *tamis_dsa_plan_topk(const tamis_dsa_plan *plan)

@@ -13,6 +13,8 @@
  * cache's type before anything reads them. Source: V3.2 inference/model.py (MLA, Indexer);
  * sfa_v1.py forward; docs/numerics.md.
  */
+#include "attention/common/plan_view.h"
+#include "attention/common/projections.h"
 #include "attention/sfa/stages.h"
 #include "core/error.h"
 
@@ -33,7 +35,8 @@ static void project_inputs(const tamis_sfa_call *call, const float *x)
                                      project(call, &w->kv_a_proj, x, ws->kv),
                                      project(call, &w->index_wk, x, ws->index_k),
                                      project(call, &w->index_weights_proj, x, ws->indexer.w_raw)};
-    tamis_linear_run(&call->exec, jobs, call->index_key != NULL ? 4 : 2);
+    tamis_run_projections(&call->exec, call->plan->params.serial, jobs,
+                          call->index_key != NULL ? 4 : 2);
 }
 
 /* Q3, I1: both queries come from the normed low-rank query. */
@@ -43,7 +46,8 @@ static void project_queries(const tamis_sfa_call *call)
     const tamis_sfa_workspace *ws = &call->plan->ws;
     const tamis_linear_job jobs[] = {project(call, &w->q_b_proj, ws->qa, ws->heads),
                                      project(call, &w->index_wq_b, ws->qa, ws->indexer.q)};
-    tamis_linear_run(&call->exec, jobs, call->index_key != NULL ? 2 : 1);
+    tamis_run_projections(&call->exec, call->plan->params.serial, jobs,
+                          call->index_key != NULL ? 2 : 1);
 }
 
 /* Q5: q_h . (K_h c) = (q_h K_h) . c, so the query meets the latent itself. */
@@ -242,6 +246,7 @@ tamis_status tamis_sfa_output(const tamis_sfa_layer *layer, int32_t layer_idx, t
     tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
     uint64_t clock = tamis_profile_clock(plan->profile);
     project_output(&call, out);
+    tamis_clear_padding(&plan->step, out, layer->config.hidden_size);
     tamis_sfa_report(&call, call.exec.kernels->all_finite(out, (int64_t)plan->step.n_tokens *
                                                                    layer->config.hidden_size));
     book(&call, TAMIS_STAGE_PROJECT, &clock);

@@ -2,6 +2,7 @@
 
 #include "attention/common/layer_checks.h"
 #include "attention/common/plan_params.h"
+#include "attention/common/plan_view.h"
 #include "core/error.h"
 #include "core/mem.h"
 #include "core/size.h"
@@ -279,11 +280,11 @@ static void build_lists(const tamis_sfa_plan *plan, tamis_sfa_kind *kind)
     tamis_partition_set(&kind->index, step->units, step->n_tokens);
 }
 
-tamis_status tamis_sfa_plan_build(tamis_sfa_plan *plan, const tamis_batch *batch, tamis_error *err)
+/* Everything that follows from the step, which a refused batch has left empty. */
+static tamis_status build_kinds(tamis_sfa_plan *plan, tamis_status st)
 {
     plan->progress = TAMIS_SFA_NOTHING;
     plan->selected_by = -1;
-    TAMIS_TRY(tamis_step_build(&plan->step, batch, err));
     for (int32_t t = 0; t < plan->step.n_tokens; t++)
         plan->visible[t] = plan->step.tok_pos[t] + 1;
     for (int32_t i = 0; i < plan->n_kinds; i++) {
@@ -292,7 +293,36 @@ tamis_status tamis_sfa_plan_build(tamis_sfa_plan *plan, const tamis_batch *batch
                         plan->step.tok_pos, plan->step.n_tokens, 1);
         build_lists(plan, kind);
     }
-    return TAMIS_STATUS_OK;
+    return st;
+}
+
+tamis_status tamis_sfa_plan_build(tamis_sfa_plan *plan, const tamis_batch *batch, tamis_error *err)
+{
+    return build_kinds(plan, tamis_step_build(&plan->step, batch, err));
+}
+
+tamis_status tamis_sfa_plan_build_dummy(tamis_sfa_plan *plan, int32_t num_tokens, tamis_error *err)
+{
+    return build_kinds(plan, tamis_step_build_dummy(&plan->step, num_tokens, err));
+}
+
+tamis_step_view tamis_sfa_plan_step(const tamis_sfa_plan *plan)
+{
+    return tamis_step_show(&plan->step);
+}
+
+tamis_layer_plan_view tamis_sfa_plan_layer(const tamis_sfa_plan *plan, int32_t layer_idx)
+{
+    if (layer_idx < 0 || layer_idx >= plan->n_layers)
+        return (tamis_layer_plan_view){0};
+    const tamis_sfa_kind *kind = &plan->kinds[plan->kind_of_layer[layer_idx]];
+    tamis_layer_plan_view view = {.compress_ratio = 1,
+                                  .visible_rows = plan->visible,
+                                  .list_len = kind->list_len,
+                                  .attention = tamis_work_show(&kind->attn)};
+    if (tamis_sfa_has_indexer(&plan->layers[layer_idx]))
+        view.index_scores = tamis_work_show(&kind->index);
+    return view;
 }
 
 int32_t tamis_sfa_plan_num_tokens(const tamis_sfa_plan *plan)
