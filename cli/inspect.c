@@ -116,6 +116,9 @@ static void print_text(const tamis_inspection *in)
         cli_outf("index       top %d of %s%s\n", (int)info->index_topk,
                  in->layer_ratios != NULL ? "compressed rows" : "tokens",
                  info->has_index_cache ? ", some layers reuse the top-k of an earlier one" : "");
+    if (strcmp(info->drafter, "none") != 0)
+        cli_outf("drafter     %s%s\n", info->drafter,
+                 strcmp(info->drafter, "mtp") == 0 ? " block" : ", not run");
     print_groups(in);
     cli_outf("KV cache    %llu bytes per token bf16, %llu f32, all layers\n",
              (unsigned long long)in->kv_bytes_per_token_bf16,
@@ -186,6 +189,7 @@ static void print_json(const tamis_inspection *in)
     json_object_set_new(object, "has_index_cache", json_boolean(info->has_index_cache));
     json_object_set_new(object, "num_nextn_predict_layers",
                         json_integer(info->num_nextn_predict_layers));
+    json_object_set_new(object, "drafter", json_string(info->drafter));
     json_object_set_new(object, "layers", layers_json(in));
     json_object_set_new(object, "groups", groups_json(in));
     json_object_set_new(object, "tensors", json_integer(in->n_tensors));

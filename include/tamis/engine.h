@@ -57,7 +57,9 @@ typedef struct tamis_model_info {
     int32_t index_topk;            /* rows that sparse attention selects for a token: of tokens, in
                                       V4 of compressed rows. Up to as many, nothing is left out */
     bool has_index_cache;          /* the config asks for top-k reuse between layers */
-    int32_t num_nextn_predict_layers; /* MTP blocks of the folder: listed, not run */
+    int32_t num_nextn_predict_layers; /* MTP blocks by config.json */
+    const char *drafter; /* what the folder holds: "mtp" (can draft), "dspark" (another kind of
+                            drafter: listed, not run), "none" */
 } tamis_model_info;
 /** Strings live as long as the model. */
 TAMIS_API const tamis_model_info *tamis_model_get_info(const tamis_model *model);
@@ -82,6 +84,8 @@ typedef struct tamis_session_params {
                                        families keep no rings: any length may be gone back to */
     uint64_t memory_limit_bytes;    /* 0: what the system reports as available */
     int32_t block_order_seed;       /* tests: != 0 hands out blocks in a shuffled order */
+    bool mtp;                       /* take caches and buffers for the model's MTP block, which
+                                       drafting needs (tamis/speculation.h); default false */
 } tamis_session_params;
 TAMIS_API tamis_session_params tamis_session_params_default(void);
 
@@ -98,7 +102,8 @@ typedef struct tamis_memory_plan {
 } tamis_memory_plan;
 /**
  * Compute the plan without taking memory. errors: INVALID (a parameter: value seen, allowed),
- * LIMIT (max_model_len above the model's). Does not fail if the plan exceeds its limit.
+ * LIMIT (max_model_len above the model's), UNSUPPORTED (mtp, and the folder has no MTP block or a
+ * drafter of another kind: its name). Does not fail if the plan exceeds its limit.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_plan_memory(const tamis_model *model,
                                                                   const tamis_session_params *params,
@@ -182,7 +187,8 @@ typedef struct tamis_tensor_group {
     int64_t n_tensors;
     int64_t n_params;   /* weights; scales and tables of ids (I64, I32) not counted */
     uint64_t bytes;     /* data and scales */
-    bool is_used;       /* false: recognised, not run (MTP blocks), or unknown */
+    bool is_used;       /* false: recognised, not run (DSpark, MTP blocks after the first), or
+                           unknown */
 } tamis_tensor_group;
 
 typedef struct tamis_inspection {

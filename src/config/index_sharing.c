@@ -95,6 +95,8 @@ tamis_status tamis_config_read_sharing(tamis_model_config *out, const tamis_conf
     int32_t n = 0;
     TAMIS_TRY(tamis_config_int(root, "index_topk_freq", 1, INT32_MAX, &rule.freq));
     if (is_glm) {
+        TAMIS_TRY(tamis_config_bool(root, "index_share_for_mtp_iteration",
+                                    &out->index_share_for_mtp_iteration));
         TAMIS_TRY(read_glm_rule(&rule, root, out->num_hidden_layers));
     } else {
         TAMIS_TRY(tamis_config_bool(root, "use_index_cache", &is_on));

@@ -37,7 +37,7 @@ typedef struct tamis_model_config {
 
     /* attention */
     int32_t num_attention_heads, head_dim, qk_rope_head_dim, q_lora_rank;
-    int32_t o_groups, o_lora_rank, sliding_window; /* V4 */
+    int32_t o_groups, o_lora_rank, sliding_window;      /* V4 */
     int32_t kv_lora_rank, qk_nope_head_dim, v_head_dim; /* V3.2, GLM */
     int32_t index_n_heads, index_head_dim, index_topk;
     int32_t n_compress_ratios; /* V4: >= num_hidden_layers; the rest belongs to MTP blocks */
@@ -46,6 +46,8 @@ typedef struct tamis_model_config {
      * index_topk_pattern. GLM: indexer_types, index_topk_pattern, or freq with offset. */
     bool reuse_topk[TAMIS_MAX_LAYERS];
     bool has_index_cache;
+    /* GLM: the MTP block selects once per drafted sequence of tokens; later ones reuse that. */
+    bool index_share_for_mtp_iteration;
     bool index_rope_interleave;      /* GLM true, V3.2 false: fixed per family */
     float mscale_all_dim;            /* V3.2: in the softmax scale; 0: none */
     tamis_rope_config rope_window;   /* V4 ratio 0: plain */
@@ -91,7 +93,7 @@ tamis_status tamis_model_config_read(tamis_model_config *out, const char *dir, t
 tamis_status tamis_model_config_parse(tamis_model_config *out, const char *path, const char *text,
                                       size_t bytes, const char *generation, size_t generation_bytes,
                                       tamis_error *err);
-/* Attention dimensions of one main layer, of V4 and of the others. */
+/* Attention dimensions of a layer, of V4 and of the others; num_hidden_layers: of an MTP block. */
 tamis_dsa_config tamis_model_config_dsa(const tamis_model_config *config, int32_t layer);
 tamis_sfa_config tamis_model_config_sfa(const tamis_model_config *config, int32_t layer);
 

@@ -70,6 +70,19 @@ static tamis_status check_ranges(const tamis_session_params *p, tamis_error *err
     return TAMIS_STATUS_OK;
 }
 
+static tamis_status check_mtp(const tamis_model *model, const tamis_session_params *p,
+                              tamis_error *err)
+{
+    if (!p->mtp || model->weights->mtp_kind == TAMIS_MTP_BLOCK)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
+                      "session: mtp is true, but the folder has %s, allowed: a folder with an MTP "
+                      "block (e_proj and h_proj, or eh_proj)",
+                      model->weights->mtp_kind == TAMIS_MTP_DSPARK
+                          ? "a DSpark drafter, which tamis does not run"
+                          : "no MTP block");
+}
+
 static int32_t lower_to(int32_t value, int64_t bound)
 {
     return (int32_t)tamis_min_i64(value, bound);
@@ -81,6 +94,7 @@ tamis_status tamis_session_params_resolve(tamis_session_params *out, const tamis
     tamis_session_params p = *params;
     const int32_t model_len = model->info.max_position_embeddings;
     TAMIS_TRY(check_ranges(&p, err));
+    TAMIS_TRY(check_mtp(model, &p, err));
     if (p.max_model_len > model_len)
         return tamis_fail(err, TAMIS_STATUS_LIMIT,
                           "session: max_model_len is %d, the model allows 1..%d "
@@ -123,7 +137,7 @@ tamis_net_params tamis_session_net_params(const tamis_session_params *p)
     plan.max_num_seqs = p->max_num_seqs;
     plan.max_model_len = p->max_model_len;
     plan.n_threads = p->n_threads;
-    return (tamis_net_params){cache, plan, p->max_num_logits};
+    return (tamis_net_params){cache, plan, p->max_num_logits, p->mtp};
 }
 
 /* ---------------------------------------------------------------- plan */

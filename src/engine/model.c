@@ -3,6 +3,13 @@
 #include "engine/model_internal.h"
 #include "model/net.h"
 
+static const char *name_drafter(tamis_mtp_kind kind)
+{
+    static const char *const names[] = {
+        [TAMIS_MTP_NONE] = "none", [TAMIS_MTP_BLOCK] = "mtp", [TAMIS_MTP_DSPARK] = "dspark"};
+    return names[kind];
+}
+
 static void fill_info(tamis_model *model)
 {
     const tamis_model_config *c = &model->config;
@@ -23,7 +30,8 @@ static void fill_info(tamis_model *model)
                                      .weight_bytes_widened = model->weights->widened_bytes,
                                      .index_topk = c->index_topk,
                                      .has_index_cache = c->has_index_cache,
-                                     .num_nextn_predict_layers = c->num_nextn_predict_layers};
+                                     .num_nextn_predict_layers = c->num_nextn_predict_layers,
+                                     .drafter = name_drafter(model->weights->mtp_kind)};
     for (int32_t i = 0; i < c->n_eos_token_ids; i++)
         model->info.eos_token_ids[i] = c->eos_token_ids[i];
 }
@@ -85,7 +93,7 @@ int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer)
 static tamis_status cache_bytes(const tamis_model *model, tamis_dtype dtype, uint64_t *per_token,
                                 uint64_t *per_sequence, tamis_error *err)
 {
-    tamis_net_params params = {tamis_cache_params_default(), tamis_plan_params_default(), 1};
+    tamis_net_params params = {tamis_cache_params_default(), tamis_plan_params_default(), 1, false};
     tamis_net_bytes bytes = {0};
     params.cache.kv_cache_dtype = dtype;
     TAMIS_TRY(tamis_net_measure(&model->config, model->weights, &params, &bytes, err));

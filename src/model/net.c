@@ -32,8 +32,25 @@ static tamis_status create(tamis_net **out, const tamis_model_config *config,
     net->params = *params;
     net->moe.config = config;
     net->moe.max_tokens = params->plan.max_num_batched_tokens;
+    assert(!params->draft || weights->n_mtp == 1);
     *out = net;
     return TAMIS_STATUS_OK;
+}
+
+tamis_plan_params tamis_net_draft_plan_params(const tamis_net *net)
+{
+    tamis_plan_params params = net->params.plan;
+    if (params.max_num_batched_tokens > params.max_num_seqs)
+        params.max_num_batched_tokens = params.max_num_seqs;
+    return params;
+}
+
+static size_t head_rows(const tamis_net *net)
+{
+    const int32_t logits = net->params.max_logits;
+    const int32_t drafts =
+        net->params.draft ? tamis_net_draft_plan_params(net).max_num_batched_tokens : 0;
+    return (size_t)(logits > drafts ? logits : drafts);
 }
 
 /* Carves (or measures) the activations, scratch of the threads included. */
@@ -45,7 +62,7 @@ static void layout(tamis_net *net, tamis_arena *arena)
     const size_t family = net->ops->layout(net, arena), moe = tamis_moe_scratch_floats(net->config);
     net->x = tamis_arena_take(arena, n_tokens * hidden, sizeof(float));
     net->v = tamis_arena_take(arena, n_tokens * hidden, sizeof(float));
-    net->head_x = tamis_arena_take(arena, (size_t)net->params.max_logits * hidden, sizeof(float));
+    net->head_x = tamis_arena_take(arena, head_rows(net) * hidden, sizeof(float));
     tamis_moe_layout(&net->moe, arena);
     scratch = family > scratch ? family : scratch;
     scratch = moe > scratch ? moe : scratch;
@@ -127,16 +144,19 @@ void tamis_net_close(tamis_net **net_ptr)
 typedef struct net_pass {
     const tamis_net *net;
     const tamis_net_step *step;
+    const tamis_matrix *embed;
     int32_t copies; /* of the embedding */
+    const float *in, *norm;
+    int64_t n_rows, out_stride;
     float *out;
     atomic_bool has_fault;
 } net_pass;
 
 /* Relaxed: the barrier at the end of the pass orders it. */
-static bool run(net_pass *pass, tamis_job_fn fn)
+static bool run(net_pass *pass, bool is_worth_waking, tamis_job_fn fn)
 {
     atomic_init(&pass->has_fault, false);
-    tamis_team_run_sized(pass->net->exec.team, pass->step->n_tokens > 1, fn, pass);
+    tamis_team_run_sized(pass->net->exec.team, is_worth_waking, fn, pass);
     return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
 }
 
@@ -155,17 +175,41 @@ static void embed_thread(void *arg, int thread_idx, int n_threads)
     tamis_team_range(pass->step->n_tokens, 1, thread_idx, n_threads, &begin, &end);
     for (int64_t t = begin; t < end; t++) {
         float *out = pass->out + t * pass->copies * hidden;
-        net->exec.kernels->expand_row(out, &net->weights->embed, pass->step->tokens[t]);
+        net->exec.kernels->expand_row(out, pass->embed, pass->step->tokens[t]);
         for (int32_t i = 1; i < pass->copies; i++)
             memcpy(out + i * hidden, out, (size_t)hidden * sizeof *out);
         report(pass, net->exec.kernels->all_finite(out, hidden));
     }
 }
 
-bool tamis_net_embed(const tamis_net *net, const tamis_net_step *step, int32_t copies, float *out)
+bool tamis_net_embed(const tamis_net *net, const tamis_matrix *embed, const tamis_net_step *step,
+                     int32_t copies, float *out)
 {
-    net_pass pass = {.net = net, .step = step, .copies = copies, .out = out};
-    return run(&pass, embed_thread);
+    net_pass pass = {.net = net, .step = step, .embed = embed, .copies = copies, .out = out};
+    return run(&pass, step->n_tokens > 1, embed_thread);
+}
+
+static void norm_thread(void *arg, int thread_idx, int n_threads)
+{
+    net_pass *pass = arg;
+    const tamis_kernels *kernels = pass->net->exec.kernels;
+    const int64_t hidden = pass->net->config->hidden_size;
+    int64_t begin, end;
+    tamis_team_range(pass->n_rows, 1, thread_idx, n_threads, &begin, &end);
+    for (int64_t i = begin; i < end; i++) {
+        float *out = pass->out + i * pass->out_stride;
+        kernels->rmsnorm(out, pass->in + i * hidden, pass->norm, hidden,
+                         pass->net->config->rms_norm_eps);
+        report(pass, kernels->all_finite(out, hidden));
+    }
+}
+
+bool tamis_net_norm_rows(const tamis_net *net, const float *in, const float *norm, int64_t n_rows,
+                         float *out, int64_t out_stride)
+{
+    net_pass pass = {
+        .net = net, .in = in, .norm = norm, .n_rows = n_rows, .out = out, .out_stride = out_stride};
+    return run(&pass, n_rows > 1, norm_thread);
 }
 
 static void check_logits_thread(void *arg, int thread_idx, int n_threads)
@@ -177,13 +221,20 @@ static void check_logits_thread(void *arg, int thread_idx, int n_threads)
     report(pass, pass->net->exec.kernels->all_finite(pass->step->logits + begin, end - begin));
 }
 
-bool tamis_net_head(const tamis_net *net, const tamis_net_step *step)
+bool tamis_net_head(const tamis_net *net, const tamis_matrix *head, const tamis_net_step *step)
 {
     net_pass pass = {.net = net, .step = step};
-    const tamis_linear_job job =
-        tamis_linear_full(&net->weights->head, net->head_x, step->logits, step->n_logits);
+    const tamis_linear_job job = tamis_linear_full(head, net->head_x, step->logits, step->n_logits);
     tamis_linear_run(&net->exec, &job, 1);
-    return run(&pass, check_logits_thread);
+    return run(&pass, step->n_tokens > 1, check_logits_thread);
+}
+
+void tamis_net_keep_rows(void *data, size_t row_bytes, const int32_t *rows, int32_t n_rows)
+{
+    for (int32_t i = 0; i < n_rows; i++)
+        if (rows[i] != i) /* rows ascend, so nothing is overwritten that is still needed */
+            memcpy((uint8_t *)data + (size_t)i * row_bytes,
+                   (const uint8_t *)data + (size_t)rows[i] * row_bytes, row_bytes);
 }
 
 bool tamis_net_experts(tamis_net *net, int32_t layer, const tamis_net_step *step)

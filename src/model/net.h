@@ -90,7 +90,7 @@ struct tamis_net {
     tamis_cache_store *store; /* blocks and rings of all layers: fork, copies, rollback */
     float *x;                 /* [T][H] normed input of the running sublayer */
     float *v;                 /* [T][H] its output */
-    float *head_x;            /* [R][H] */
+    float *head_x;            /* [R][H]; with params.draft at least a row per draft token */
     tamis_moe moe;
     void *memory; /* the activations lie here */
 };
@@ -126,13 +126,44 @@ static inline int32_t tamis_net_draft_forward(tamis_net *net, const tamis_net_dr
 
 /* ---------------------------------------------------------------- shared by the families */
 
-/* The embedding of every token, `copies` times side by side: out [n_tokens][copies][H]. false: a
- * NaN or infinity came up. */
-bool tamis_net_embed(const tamis_net *net, const tamis_net_step *step, int32_t copies, float *out);
+/* Layers with caches: the main ones, and with params.draft the MTP block's. */
+static inline int32_t tamis_net_num_layers(const tamis_net *net)
+{
+    return net->weights->n_layers + (net->params.draft ? 1 : 0);
+}
+/* Limits of the plan of plan_draft: a step of so many tokens has no more requests. */
+tamis_plan_params tamis_net_draft_plan_params(const tamis_net *net);
+
+/* The row of `embed` of every token, `copies` times side by side: out [n_tokens][copies][H]. false:
+ * a NaN or infinity came up. */
+bool tamis_net_embed(const tamis_net *net, const tamis_matrix *embed, const tamis_net_step *step,
+                     int32_t copies, float *out);
+/* out row i = norm(in row i), H wide; out rows lie out_stride floats apart; out may be in. false as
+ * above. */
+bool tamis_net_norm_rows(const tamis_net *net, const float *in, const float *norm, int64_t n_rows,
+                         float *out, int64_t out_stride);
 /* Logits of head_x [n_logits][H], already normed. false as above. */
-bool tamis_net_head(const tamis_net *net, const tamis_net_step *step);
+bool tamis_net_head(const tamis_net *net, const tamis_matrix *head, const tamis_net_step *step);
 /* Experts (or dense feed-forward) of a layer, x -> v, with their taps. false as above. */
 bool tamis_net_experts(tamis_net *net, int32_t layer, const tamis_net_step *step);
+
+/* A run of the MTP block as the step that its layer sees. */
+static inline tamis_net_step tamis_net_draft_step(const tamis_net_draft *draft)
+{
+    return (tamis_net_step){.tokens = draft->next_tokens,
+                            .n_tokens = draft->n_tokens,
+                            .logit_rows = draft->rows,
+                            .n_logits = draft->n_rows,
+                            .logits = draft->logits};
+}
+/* Row i = row rows[i], ascending: what the next call goes on from. */
+void tamis_net_keep_rows(void *data, size_t row_bytes, const int32_t *rows, int32_t n_rows);
+/* Where a fault in the embedding or head of the MTP block lies: they may be the main model's. */
+static inline int32_t tamis_net_mtp_fault(const tamis_net *net, const tamis_matrix *mtp,
+                                          const tamis_matrix *main)
+{
+    return mtp->data == main->data ? TAMIS_NET_FAULT_ENDS : net->weights->n_layers;
+}
 
 static inline void tamis_net_emit(const tamis_net *net, int32_t layer, tamis_tap_stage stage,
                                   const void *data, const tamis_net_step *step, int64_t width)

@@ -1,6 +1,8 @@
 #include "model/v32.h"
 
+#include <assert.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "core/error.h"
 #include "core/mem.h"
@@ -12,13 +14,23 @@ typedef struct tamis_v32 {
     float *h; /* [T][H] residual stream */
     tamis_sfa_caches *caches;
     tamis_sfa_plan *plan;
+    /* with params.draft; D = tokens of the draft plan */
+    float *eh;            /* [T][2][H] normed embedding and hidden state, side by side */
+    int32_t *shared_topk; /* [D][index_topk] index_share_for_mtp_iteration: of over_step's rows */
+    tamis_sfa_plan *draft_plan;
 } tamis_v32;
+
+/* index_share_for_mtp_iteration, and there is something to share. */
+static bool shares_topk(const tamis_net *net)
+{
+    return net->config->index_share_for_mtp_iteration && net->config->index_topk > 0;
+}
 
 /* ---------------------------------------------------------------- open and close */
 
 static tamis_status collect_layers(const tamis_net *net, tamis_sfa_config **out, tamis_error *err)
 {
-    const size_t n = (size_t)net->config->num_hidden_layers;
+    const size_t n = (size_t)tamis_net_num_layers(net);
     tamis_sfa_config *layers = *out = tamis_mem_array(TAMIS_MEM_MISC, n, sizeof *layers);
     if (layers == NULL)
         return tamis_fail_memory(err, "layers", n * sizeof *layers);
@@ -29,14 +41,20 @@ static tamis_status collect_layers(const tamis_net *net, tamis_sfa_config **out,
 
 static tamis_status measure_v32(const tamis_net *net, tamis_net_bytes *out, tamis_error *err)
 {
-    const int32_t n_layers = net->config->num_hidden_layers;
+    const int32_t n_layers = tamis_net_num_layers(net);
     const tamis_cache_params *cache = &net->params.cache;
+    const tamis_plan_params draft = tamis_net_draft_plan_params(net);
     tamis_sfa_config *layers = NULL;
+    uint64_t draft_bytes = 0;
     tamis_status st;
     TAMIS_TRY(collect_layers(net, &layers, err));
     TAMIS_TRY_GOTO(tamis_sfa_caches_measure(layers, n_layers, cache, &out->caches, err));
     TAMIS_TRY_GOTO(tamis_sfa_plan_measure(layers, n_layers, &net->params.plan, cache->block_tokens,
                                           &out->workspace, err));
+    if (net->params.draft)
+        TAMIS_TRY_GOTO(tamis_sfa_plan_measure(layers, n_layers, &draft, cache->block_tokens,
+                                              &draft_bytes, err));
+    out->workspace += draft_bytes;
 fail:
     tamis_mem_free(layers);
     return st;
@@ -47,11 +65,14 @@ static tamis_status open_v32(tamis_net *net, tamis_error *err)
     tamis_v32 *v32 = (tamis_v32 *)net;
     tamis_sfa_config *layers = NULL;
     TAMIS_TRY(collect_layers(net, &layers, err));
-    const tamis_status st = tamis_sfa_caches_open(
-        &v32->caches, layers, net->config->num_hidden_layers, &net->params.cache, err);
+    const tamis_plan_params draft = tamis_net_draft_plan_params(net);
+    const tamis_status st = tamis_sfa_caches_open(&v32->caches, layers, tamis_net_num_layers(net),
+                                                  &net->params.cache, err);
     tamis_mem_free(layers);
     TAMIS_TRY(st);
     net->store = tamis_sfa_caches_store(v32->caches);
+    if (net->params.draft)
+        TAMIS_TRY(tamis_sfa_plan_open(&v32->draft_plan, v32->caches, &draft, err));
     return tamis_sfa_plan_open(&v32->plan, v32->caches, &net->params.plan, err);
 }
 
@@ -59,21 +80,34 @@ static void close_v32(tamis_net *net)
 {
     tamis_v32 *v32 = (tamis_v32 *)net;
     tamis_sfa_plan_close(&v32->plan);
+    tamis_sfa_plan_close(&v32->draft_plan);
     tamis_sfa_caches_close(&v32->caches);
 }
 
-/* Norms and sums work in place: no scratch. */
+/* Norms and sums work in place: no scratch but that of eh_proj. */
 static size_t layout_v32(tamis_net *net, tamis_arena *arena)
 {
+    tamis_v32 *v32 = (tamis_v32 *)net;
     const size_t n_tokens = (size_t)net->params.plan.max_num_batched_tokens;
-    ((tamis_v32 *)net)->h =
-        tamis_arena_take(arena, n_tokens * (size_t)net->config->hidden_size, sizeof(float));
-    return 0;
+    const size_t hidden = (size_t)net->config->hidden_size;
+    v32->h = tamis_arena_take(arena, n_tokens * hidden, sizeof(float));
+    if (!net->params.draft)
+        return 0;
+    const size_t n_draft = (size_t)tamis_net_draft_plan_params(net).max_num_batched_tokens;
+    const size_t topk = shares_topk(net) ? (size_t)net->config->index_topk : 0;
+    v32->eh = tamis_arena_take(arena, n_tokens * 2 * hidden, sizeof(float));
+    v32->shared_topk = tamis_arena_take(arena, n_draft * topk, sizeof(int32_t));
+    return TAMIS_LINEAR_SCRATCH(2 * hidden);
 }
 
 static tamis_status plan_v32(tamis_net *net, const tamis_batch *batch, tamis_error *err)
 {
     return tamis_sfa_plan_build(((tamis_v32 *)net)->plan, batch, err);
+}
+
+static tamis_status plan_draft_v32(tamis_net *net, const tamis_batch *batch, tamis_error *err)
+{
+    return tamis_sfa_plan_build(((tamis_v32 *)net)->draft_plan, batch, err);
 }
 
 tamis_sfa_caches *tamis_v32_caches(tamis_net *net)
@@ -139,22 +173,39 @@ static bool join(const tamis_v32 *v32, const float *v, const float *norm, int64_
 
 /* ---------------------------------------------------------------- forward */
 
-static void emit_index(const tamis_v32 *v32, int32_t i, const tamis_net_step *step)
+static void emit_index(const tamis_v32 *v32, int32_t i, const tamis_sfa_plan *plan,
+                       const tamis_net_step *step)
 {
     const tamis_net *net = &v32->base;
     const tamis_sfa_config *c = &net->weights->layers[i].sfa.config;
     if (c->index_topk == 0)
         return;
-    tamis_net_emit(net, i, TAMIS_TAP_TOPK, tamis_sfa_plan_topk(v32->plan), step, c->index_topk);
+    tamis_net_emit(net, i, TAMIS_TAP_TOPK, tamis_sfa_plan_topk(plan), step, c->index_topk);
     if (c->reuse_topk)
         return;
-    tamis_net_emit(net, i, TAMIS_TAP_INDEX_QUERY, tamis_sfa_plan_index_query(v32->plan), step,
+    tamis_net_emit(net, i, TAMIS_TAP_INDEX_QUERY, tamis_sfa_plan_index_query(plan), step,
                    (int64_t)c->index_n_heads * c->index_head_dim);
-    tamis_net_emit(net, i, TAMIS_TAP_INDEX_WEIGHTS, tamis_sfa_plan_index_weights(v32->plan), step,
+    tamis_net_emit(net, i, TAMIS_TAP_INDEX_WEIGHTS, tamis_sfa_plan_index_weights(plan), step,
                    tamis_round_up(c->index_n_heads, TAMIS_LANES));
 }
 
-static bool run_attention(tamis_v32 *v32, int32_t i, const tamis_net_step *step)
+/* One layer; over given positions [n_tokens][index_topk] instead of its own selection if there are
+ * some. */
+static tamis_status attend(tamis_v32 *v32, int32_t i, tamis_sfa_plan *plan, const int32_t *given)
+{
+    const tamis_net *net = &v32->base;
+    const tamis_sfa_layer *layer = &net->weights->layers[i].sfa;
+    tamis_team *team = net->exec.team;
+    if (given == NULL)
+        return tamis_sfa_forward(layer, i, plan, v32->caches, net->x, net->v, team, NULL);
+    TAMIS_TRY(tamis_sfa_preprocess(layer, i, plan, v32->caches, net->x, team, NULL));
+    TAMIS_TRY(tamis_sfa_attend(layer, i, plan, v32->caches, given, layer->config.index_topk, NULL,
+                               team, NULL));
+    return tamis_sfa_output(layer, i, plan, v32->caches, net->v, team, NULL);
+}
+
+static bool run_attention(tamis_v32 *v32, int32_t i, tamis_sfa_plan *plan, const int32_t *given,
+                          const tamis_net_step *step)
 {
     tamis_net *net = &v32->base;
     const tamis_layer_weights *w = &net->weights->layers[i];
@@ -162,10 +213,10 @@ static bool run_attention(tamis_v32 *v32, int32_t i, const tamis_net_step *step)
     if (!join(v32, NULL, w->attn_norm, step->n_tokens))
         return false;
     tamis_net_emit(net, i, TAMIS_TAP_ATTN_IN, net->x, step, hidden);
-    if (tamis_sfa_forward(&w->sfa, i, v32->plan, v32->caches, net->x, net->v, net->exec.team,
-                          NULL) != TAMIS_STATUS_OK)
+    if (attend(v32, i, plan, given) != TAMIS_STATUS_OK)
         return false;
-    emit_index(v32, i, step);
+    if (given == NULL)
+        emit_index(v32, i, plan, step);
     tamis_net_emit(net, i, TAMIS_TAP_ATTN_OUT, net->v, step, hidden);
     return true;
 }
@@ -180,26 +231,111 @@ static bool run_experts(tamis_v32 *v32, int32_t i, const tamis_net_step *step)
     return true;
 }
 
-static bool run_head(const tamis_v32 *v32, const tamis_net_step *step)
+/* head_x = norm(h) of the wanted rows */
+static bool norm_for_head(const tamis_v32 *v32, const float *norm, const tamis_net_step *step)
 {
-    const tamis_net *net = &v32->base;
     v32_pass pass = {.v32 = v32,
                      .n_rows = step->n_logits,
                      .rows = step->logit_rows,
-                     .norm = net->weights->norm,
-                     .out = net->head_x};
-    return step->n_logits == 0 || (run(&pass) && tamis_net_head(net, step));
+                     .norm = norm,
+                     .out = v32->base.head_x};
+    return run(&pass);
+}
+
+static bool run_head(const tamis_v32 *v32, const tamis_net_step *step)
+{
+    const tamis_model_weights *w = v32->base.weights;
+    return step->n_logits == 0 ||
+           (norm_for_head(v32, w->norm, step) && tamis_net_head(&v32->base, &w->head, step));
 }
 
 static int32_t forward_v32(tamis_net *net, const tamis_net_step *step)
 {
     tamis_v32 *v32 = (tamis_v32 *)net;
-    if (!tamis_net_embed(net, step, 1, v32->h))
+    if (!tamis_net_embed(net, &net->weights->embed, step, 1, v32->h))
         return TAMIS_NET_FAULT_ENDS;
     for (int32_t i = 0; i < net->config->num_hidden_layers; i++)
-        if (!run_attention(v32, i, step) || !run_experts(v32, i, step))
+        if (!run_attention(v32, i, v32->plan, NULL, step) || !run_experts(v32, i, step))
             return i;
     return run_head(v32, step) ? TAMIS_NET_FINE : TAMIS_NET_FAULT_ENDS;
+}
+
+/* ---------------------------------------------------------------- MTP block */
+
+/* h = eh_proj . [enorm(embedding of the next token) ; hnorm(h)], in place. A NaN in the projection
+ * shows in the layer's first norm. */
+static int32_t enter_mtp(tamis_v32 *v32, bool over_step, const tamis_net_step *step)
+{
+    tamis_net *net = &v32->base;
+    const tamis_mtp_weights *w = &net->weights->mtp;
+    const int64_t n_tokens = step->n_tokens, hidden = net->config->hidden_size;
+    if (!tamis_net_embed(net, &w->embed, step, 1, net->x))
+        return tamis_net_mtp_fault(net, &w->embed, &net->weights->embed);
+    bool is_finite = tamis_net_norm_rows(net, net->x, w->enorm, n_tokens, v32->eh, 2 * hidden);
+    /* The main model's hidden state counts after its final norm; public texts do not settle it, and
+     * without this line it would count before. The block's own goes on as it is. */
+    is_finite = is_finite && (!over_step || tamis_net_norm_rows(net, v32->h, net->weights->norm,
+                                                                n_tokens, v32->h, hidden));
+    if (!is_finite ||
+        !tamis_net_norm_rows(net, v32->h, w->hnorm, n_tokens, v32->eh + hidden, 2 * hidden))
+        return net->weights->n_layers;
+    const tamis_linear_job job = tamis_linear_full(&w->eh_proj, v32->eh, v32->h, n_tokens);
+    tamis_linear_run(&net->exec, &job, 1);
+    return TAMIS_NET_FINE;
+}
+
+static int32_t run_mtp_head(const tamis_v32 *v32, const tamis_net_step *step)
+{
+    const tamis_net *net = &v32->base;
+    const tamis_mtp_weights *w = &net->weights->mtp;
+    if (step->n_logits == 0)
+        return TAMIS_NET_FINE;
+    if (!norm_for_head(v32, w->norm, step))
+        return net->weights->n_layers;
+    return tamis_net_head(net, &w->head, step)
+               ? TAMIS_NET_FINE
+               : tamis_net_mtp_fault(net, &w->head, &net->weights->head);
+}
+
+/* What the next call goes on from: hidden states, and with shared selections theirs. */
+static void keep_rows(tamis_v32 *v32, const tamis_net_draft *draft)
+{
+    const tamis_net *net = &v32->base;
+    const size_t topk = (size_t)net->config->index_topk;
+    tamis_net_keep_rows(v32->h, (size_t)net->config->hidden_size * sizeof *v32->h, draft->rows,
+                        draft->n_rows);
+    if (!shares_topk(net))
+        return;
+    if (!draft->over_step)
+        tamis_net_keep_rows(v32->shared_topk, topk * sizeof *v32->shared_topk, draft->rows,
+                            draft->n_rows);
+    for (int32_t i = 0; draft->over_step && i < draft->n_rows; i++)
+        memcpy(v32->shared_topk + (size_t)i * topk,
+               tamis_sfa_plan_topk(v32->plan) + (size_t)draft->rows[i] * topk,
+               topk * sizeof *v32->shared_topk);
+}
+
+/*
+ * Uses up the residual stream of the last forward, or of the call before, and leaves its own. With
+ * index_share_for_mtp_iteration further calls attend to what the first one selected, as it is:
+ * positions that came later are not in it.
+ */
+static int32_t draft_v32(tamis_net *net, const tamis_net_draft *draft)
+{
+    tamis_v32 *v32 = (tamis_v32 *)net;
+    const tamis_net_step step = tamis_net_draft_step(draft);
+    const int32_t layer = net->weights->n_layers;
+    tamis_sfa_plan *plan = draft->over_step ? v32->plan : v32->draft_plan;
+    const int32_t *given = draft->over_step || !shares_topk(net) ? NULL : v32->shared_topk;
+    assert(tamis_sfa_plan_num_tokens(plan) == draft->n_tokens);
+    int32_t result = enter_mtp(v32, draft->over_step, &step);
+    if (result != TAMIS_NET_FINE)
+        return result;
+    if (!run_attention(v32, layer, plan, given, &step) || !run_experts(v32, layer, &step))
+        return layer;
+    result = run_mtp_head(v32, &step);
+    keep_rows(v32, draft);
+    return result;
 }
 
 const tamis_net_ops tamis_v32_ops = {.net_bytes = sizeof(tamis_v32),
@@ -208,4 +344,6 @@ const tamis_net_ops tamis_v32_ops = {.net_bytes = sizeof(tamis_v32),
                                      .close = close_v32,
                                      .layout = layout_v32,
                                      .plan = plan_v32,
-                                     .forward = forward_v32};
+                                     .forward = forward_v32,
+                                     .plan_draft = plan_draft_v32,
+                                     .draft = draft_v32};

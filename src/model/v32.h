@@ -6,6 +6,11 @@
  *   every layer:  h += attention(norm(h)), h += experts(norm(h))
  *   logits = head . norm(h)
  *
+ * The MTP block goes on from h:
+ *
+ *   h = eh_proj . [enorm(embedding of the next token) ; hnorm(norm(h))], later hnorm(h)
+ *   a sparse layer with an indexer of its own, its own norm, the head
+ *
  * What is different between the two families is in the config. Source: V3.2 reference
  * inference/model.py (Transformer, Block); keys and tensors: docs/models.md.
  */

@@ -32,7 +32,7 @@ tamis_status tamis_bind_dsa(tamis_binder *b, tamis_dsa_layer *layer)
     tamis_dsa_weights *w = &layer->weights;
     const int64_t q_width = (int64_t)c->num_attention_heads * c->head_dim;
     const int64_t low_width = (int64_t)c->o_groups * c->o_lora_rank;
-    layer->config = tamis_model_config_dsa(c, b->layer);
+    layer->config = tamis_model_config_dsa(c, b->at.layer);
     const int32_t ratio = layer->config.compress_ratio;
     TAMIS_TRY(tamis_bind_matrix(b, &w->wq_a, TAMIS_WEIGHT_WQ_A, c->q_lora_rank, c->hidden_size));
     TAMIS_TRY(tamis_bind_vector(b, &w->q_norm, TAMIS_WEIGHT_Q_NORM, c->q_lora_rank));
@@ -69,7 +69,7 @@ static tamis_status bind_sfa_indexer(tamis_binder *b, tamis_sfa_weights *w,
 tamis_status tamis_bind_sfa(tamis_binder *b, tamis_sfa_layer *layer)
 {
     tamis_sfa_weights *w = &layer->weights;
-    layer->config = tamis_model_config_sfa(b->config, b->layer);
+    layer->config = tamis_model_config_sfa(b->config, b->at.layer);
     const tamis_sfa_config *c = &layer->config;
     const int64_t heads = c->num_heads, rope = c->qk_rope_head_dim;
     const int64_t q_width = heads * (c->qk_nope_head_dim + rope);

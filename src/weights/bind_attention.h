@@ -1,4 +1,4 @@
-/* The attention weights of one layer (binder->layer), by family. */
+/* The attention weights of one layer (binder->at), by family. */
 #ifndef TAMIS_WEIGHTS_BIND_ATTENTION_H
 #define TAMIS_WEIGHTS_BIND_ATTENTION_H
 

@@ -7,7 +7,7 @@
 tamis_tensor *tamis_binder_find(const tamis_binder *b, tamis_weight weight)
 {
     char text[TAMIS_NAME_BYTES];
-    for (int i = 0; tamis_names_spell(b->names, text, weight, b->layer, b->expert, i); i++) {
+    for (int i = 0; tamis_names_spell(b->names, text, weight, b->at, i); i++) {
         tamis_tensor *tensor = tamis_checkpoint_find(b->checkpoint, text);
         if (tensor != NULL)
             return tensor;
@@ -21,7 +21,7 @@ tamis_status tamis_binder_require(const tamis_binder *b, tamis_weight weight, ta
     *out = tamis_binder_find(b, weight);
     if (*out != NULL)
         return TAMIS_STATUS_OK;
-    tamis_names_spell(b->names, text, weight, b->layer, b->expert, 0);
+    tamis_names_spell(b->names, text, weight, b->at, 0);
     return tamis_fail(b->err, TAMIS_STATUS_FORMAT,
                       "%s: tensor %s is missing, allowed: one of its spellings",
                       tamis_checkpoint_dir(b->checkpoint), text);

@@ -17,7 +17,7 @@ typedef struct tamis_binder {
     const tamis_names *names;
     tamis_arena arena;     /* f32 copies of vectors */
     uint64_t mapped_bytes; /* of the tensors used in place so far */
-    int32_t layer, expert; /* whose tensors are looked for */
+    tamis_weight_place at; /* whose tensors are looked for */
     tamis_error *err;
 } tamis_binder;
 

@@ -99,6 +99,17 @@ static tamis_status find_row(tamis_inspect *inspect, tamis_weight_group group, c
     return TAMIS_STATUS_OK;
 }
 
+/* A DSpark drafter has taken over the names of an MTP block. */
+static tamis_weight_group group_of(const tamis_inspect *inspect, const tamis_model_config *config,
+                                   const char *name)
+{
+    const tamis_model_info *info = inspect->inspection.info;
+    const tamis_weight_group group = tamis_tensor_place_of(config, name).group;
+    const bool is_dspark =
+        info != NULL && info->drafter != NULL && strcmp(info->drafter, "dspark") == 0;
+    return group == TAMIS_GROUP_MTP && is_dspark ? TAMIS_GROUP_DSPARK : group;
+}
+
 static tamis_status add_tensor(tamis_inspect *inspect, tamis_checkpoint *checkpoint,
                                const tamis_model_config *config, tamis_tensor *tensor,
                                tamis_error *err)
@@ -110,8 +121,8 @@ static tamis_status add_tensor(tamis_inspect *inspect, tamis_checkpoint *checkpo
     tamis_tensor *scale = owner != NULL ? tensor : tamis_tensor_find_scale(checkpoint, tensor);
     const int64_t n_params = owner != NULL ? 0 : count_params(tensor, scale);
     name_format(format, weight, scale);
-    TAMIS_TRY(find_row(inspect, tamis_tensor_place_of(config, weight->name).group, format,
-                       weight->is_used, &row, err));
+    TAMIS_TRY(find_row(inspect, group_of(inspect, config, weight->name), format, weight->is_used,
+                       &row, err));
     row->sum.n_tensors++;
     row->sum.n_params += n_params;
     row->sum.bytes += tensor->bytes;

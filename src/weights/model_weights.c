@@ -8,7 +8,7 @@
 /* The object behind a tamis_model_weights. */
 typedef struct bound_weights {
     tamis_model_weights weights;   /* first: the public part */
-    tamis_expert_weights *experts; /* [n_layers][n_routed_experts] */
+    tamis_expert_weights *experts; /* [n_layers + n_mtp][n_routed_experts] */
     void *vectors;
 } bound_weights;
 
@@ -87,27 +87,27 @@ static tamis_status bind_routed_experts(tamis_binder *b, tamis_expert_weights *e
 {
     if (tamis_binder_find(b, TAMIS_WEIGHT_STACKED_GATE_UP) != NULL)
         return bind_stacked_experts(b, experts);
-    for (b->expert = 0; b->expert < b->config->n_routed_experts; b->expert++)
-        TAMIS_TRY(bind_expert(b, &experts[b->expert], TAMIS_WEIGHT_EXPERT_W1,
+    for (b->at.expert = 0; b->at.expert < b->config->n_routed_experts; b->at.expert++)
+        TAMIS_TRY(bind_expert(b, &experts[b->at.expert], TAMIS_WEIGHT_EXPERT_W1,
                               b->config->moe_intermediate_size));
     return TAMIS_STATUS_OK;
 }
 
 static tamis_status bind_dense_mlp(tamis_binder *b, tamis_expert_weights *mlp)
 {
-    TAMIS_TRY(tamis_binder_refuse(b, TAMIS_WEIGHT_GATE, "a dense MLP in layer", b->layer));
+    TAMIS_TRY(tamis_binder_refuse(b, TAMIS_WEIGHT_GATE, "a dense MLP in layer", b->at.layer));
     return bind_expert(b, mlp, TAMIS_WEIGHT_DENSE_W1, b->config->intermediate_size);
 }
 
 static tamis_status bind_moe(tamis_binder *b, tamis_moe_weights *moe)
 {
     const tamis_model_config *c = b->config;
-    if (c->is_dense_layer[b->layer])
+    if (c->is_dense_layer[b->at.layer])
         return bind_dense_mlp(b, &moe->shared);
-    TAMIS_TRY(tamis_binder_refuse(b, TAMIS_WEIGHT_DENSE_W1, "experts in layer", b->layer));
+    TAMIS_TRY(tamis_binder_refuse(b, TAMIS_WEIGHT_DENSE_W1, "experts in layer", b->at.layer));
     TAMIS_TRY(
         tamis_bind_matrix(b, &moe->gate, TAMIS_WEIGHT_GATE, c->n_routed_experts, c->hidden_size));
-    if (c->is_hash_layer[b->layer])
+    if (c->is_hash_layer[b->at.layer])
         TAMIS_TRY(bind_tid2eid(b, &moe->tid2eid));
     else
         TAMIS_TRY(tamis_bind_vector(b, &moe->bias, TAMIS_WEIGHT_GATE_BIAS, c->n_routed_experts));
@@ -132,8 +132,9 @@ static tamis_status bind_v4_layer(tamis_binder *b, tamis_layer_weights *layer)
 /* A larger num_hidden_layers would run an MTP block as a main layer: it has all of its tensors. */
 static tamis_status bind_sfa_layer(tamis_binder *b, tamis_layer_weights *layer)
 {
-    TAMIS_TRY(tamis_binder_refuse(b, TAMIS_WEIGHT_MTP_EH_PROJ, "num_hidden_layers",
-                                  b->config->num_hidden_layers));
+    if (!b->at.is_mtp)
+        TAMIS_TRY(tamis_binder_refuse(b, TAMIS_WEIGHT_MTP_EH_PROJ, "num_hidden_layers",
+                                      b->config->num_hidden_layers));
     return tamis_bind_sfa(b, &layer->sfa);
 }
 
@@ -154,31 +155,106 @@ static tamis_status bind_layer(tamis_binder *b, tamis_layer_weights *layer)
  */
 static tamis_status refuse_more_layers(const tamis_binder *b)
 {
-    return tamis_binder_find(b, TAMIS_WEIGHT_MTP_EH_PROJ) != NULL
-               ? TAMIS_STATUS_OK
-               : tamis_binder_refuse(b, TAMIS_WEIGHT_ATTN_NORM, "num_hidden_layers",
-                                     b->config->num_hidden_layers);
+    if (b->names->mtp_prefix == NULL)
+        for (int w = TAMIS_WEIGHT_MTP_ENORM; w <= TAMIS_WEIGHT_MTP_HEAD; w++)
+            if (tamis_binder_find(b, (tamis_weight)w) != NULL)
+                return TAMIS_STATUS_OK;
+    return tamis_binder_refuse(b, TAMIS_WEIGHT_ATTN_NORM, "num_hidden_layers",
+                               b->config->num_hidden_layers);
 }
+
+/* ---------------------------------------------------------------- MTP block */
+
+static tamis_weight_place mtp_place(const tamis_model_config *config)
+{
+    return (tamis_weight_place){.layer = config->num_hidden_layers, .is_mtp = true};
+}
+
+/* One tensor is enough to make a block, which then has to be complete. */
+static tamis_mtp_kind find_mtp(const tamis_binder *binder)
+{
+    tamis_binder b = *binder;
+    b.at = mtp_place(b.config);
+    if (tamis_binder_find(&b, TAMIS_WEIGHT_DSPARK_MAIN_PROJ) != NULL)
+        return TAMIS_MTP_DSPARK;
+    for (int32_t i = 0; i < tamis_checkpoint_num_tensors(b.checkpoint); i++) {
+        const tamis_tensor_place place =
+            tamis_tensor_place_of(b.config, tamis_checkpoint_tensor(b.checkpoint, i)->name);
+        if (place.layer == b.at.layer && place.group == TAMIS_GROUP_MTP)
+            return TAMIS_MTP_BLOCK;
+    }
+    return TAMIS_MTP_NONE;
+}
+
+/* The hidden state meets the embedding: a sum of two projections, for every stream. */
+static tamis_status bind_v4_mtp(tamis_binder *b, tamis_mtp_weights *mtp)
+{
+    const tamis_model_config *c = b->config;
+    const int64_t hidden = c->hidden_size;
+    const int32_t ratio = c->compress_ratios[b->at.layer];
+    if (ratio != 0)
+        return tamis_fail(b->err, TAMIS_STATUS_UNSUPPORTED,
+                          "%s: config.json: compress_ratios[%d] is %d, allowed: 0 for an MTP block",
+                          tamis_checkpoint_dir(b->checkpoint), (int)b->at.layer, (int)ratio);
+    TAMIS_TRY(tamis_bind_matrix(b, &mtp->e_proj, TAMIS_WEIGHT_MTP_E_PROJ, hidden, hidden));
+    TAMIS_TRY(tamis_bind_matrix(b, &mtp->h_proj, TAMIS_WEIGHT_MTP_H_PROJ, hidden, hidden));
+    return bind_hc(b, &mtp->hc_head, TAMIS_WEIGHT_MTP_HC_HEAD_FN, c->hc_mult, 1);
+}
+
+/* One projection of both side by side; V3.2 brings copies of embedding and head. */
+static tamis_status bind_sfa_mtp(tamis_binder *b, tamis_mtp_weights *mtp)
+{
+    const tamis_model_config *c = b->config;
+    const int64_t hidden = c->hidden_size;
+    TAMIS_TRY(tamis_bind_matrix(b, &mtp->eh_proj, TAMIS_WEIGHT_MTP_EH_PROJ, hidden, 2 * hidden));
+    if (tamis_binder_find(b, TAMIS_WEIGHT_MTP_EMBED) != NULL)
+        TAMIS_TRY(tamis_bind_matrix(b, &mtp->embed, TAMIS_WEIGHT_MTP_EMBED, c->vocab_size, hidden));
+    if (tamis_binder_find(b, TAMIS_WEIGHT_MTP_HEAD) != NULL)
+        TAMIS_TRY(tamis_bind_matrix(b, &mtp->head, TAMIS_WEIGHT_MTP_HEAD, c->vocab_size, hidden));
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status bind_mtp(tamis_binder *b, tamis_model_weights *w)
+{
+    const int64_t hidden = b->config->hidden_size;
+    tamis_mtp_weights *mtp = &w->mtp;
+    b->at = mtp_place(b->config);
+    mtp->embed = w->embed;
+    mtp->head = w->head;
+    TAMIS_TRY(tamis_bind_vector(b, &mtp->enorm, TAMIS_WEIGHT_MTP_ENORM, hidden));
+    TAMIS_TRY(tamis_bind_vector(b, &mtp->hnorm, TAMIS_WEIGHT_MTP_HNORM, hidden));
+    TAMIS_TRY(tamis_bind_vector(b, &mtp->norm, TAMIS_WEIGHT_MTP_NORM, hidden));
+    TAMIS_TRY(b->config->family == TAMIS_FAMILY_DEEPSEEK_V4 ? bind_v4_mtp(b, mtp)
+                                                            : bind_sfa_mtp(b, mtp));
+    return bind_layer(b, &w->layers[w->n_layers]);
+}
+
+/* ---------------------------------------------------------------- all of it */
 
 static tamis_status bind_model(tamis_binder *b, tamis_model_weights *w)
 {
     const tamis_model_config *c = b->config;
     b->mapped_bytes = 0;
+    b->at = (tamis_weight_place){0};
     TAMIS_TRY(tamis_bind_matrix(b, &w->embed, TAMIS_WEIGHT_EMBED, c->vocab_size, c->hidden_size));
     TAMIS_TRY(tamis_bind_matrix(b, &w->head, TAMIS_WEIGHT_HEAD, c->vocab_size, c->hidden_size));
     TAMIS_TRY(tamis_bind_vector(b, &w->norm, TAMIS_WEIGHT_NORM, c->hidden_size));
     if (c->family == TAMIS_FAMILY_DEEPSEEK_V4)
         TAMIS_TRY(bind_hc(b, &w->hc_head, TAMIS_WEIGHT_HC_HEAD_FN, c->hc_mult, 1));
-    for (b->layer = 0; b->layer < w->n_layers; b->layer++)
-        TAMIS_TRY(bind_layer(b, &w->layers[b->layer]));
+    for (b->at.layer = 0; b->at.layer < w->n_layers; b->at.layer++)
+        TAMIS_TRY(bind_layer(b, &w->layers[b->at.layer]));
+    TAMIS_TRY(refuse_more_layers(b));
+    if (w->n_mtp > 0)
+        TAMIS_TRY(bind_mtp(b, w));
     w->mapped_bytes = b->mapped_bytes;
-    return refuse_more_layers(b);
+    return TAMIS_STATUS_OK;
 }
 
+/* n_mtp must be set. */
 static tamis_status take_tables(bound_weights *bound, const tamis_model_config *c, tamis_error *err)
 {
     tamis_model_weights *w = &bound->weights;
-    const size_t n_layers = (size_t)c->num_hidden_layers;
+    const size_t n_layers = (size_t)(c->num_hidden_layers + w->n_mtp);
     const size_t n_experts = n_layers * (size_t)c->n_routed_experts;
     w->layers = tamis_mem_array(TAMIS_MEM_WEIGHTS, n_layers, sizeof *w->layers);
     bound->experts = tamis_mem_array(TAMIS_MEM_WEIGHTS, n_experts, sizeof *bound->experts);
@@ -205,6 +281,8 @@ tamis_status tamis_model_weights_bind(tamis_model_weights **out, tamis_checkpoin
                       .config = config,
                       .names = tamis_names_of(config->family),
                       .err = err};
+    weights->mtp_kind = find_mtp(&b);
+    weights->n_mtp = weights->mtp_kind == TAMIS_MTP_BLOCK ? 1 : 0;
     TAMIS_TRY_GOTO(take_tables(bound, config, err));
     TAMIS_TRY_GOTO(bind_model(&b, weights));
     const size_t bytes = b.arena.used;

@@ -3,7 +3,8 @@
  * families.
  *
  * Matrices point into the mapping; vectors (norms, sinks, ape, biases, hyper-connection base and
- * scale) are widened to f32 copies once. Tensors of MTP blocks stay unbound and unused.
+ * scale) are widened to f32 copies once. A first MTP block is bound whenever one of its tensors is
+ * there; further ones and DSpark drafters stay unbound and unused.
  */
 #ifndef TAMIS_WEIGHTS_MODEL_WEIGHTS_H
 #define TAMIS_WEIGHTS_MODEL_WEIGHTS_H
@@ -54,11 +55,19 @@ typedef struct tamis_mtp_weights {
     tamis_matrix embed, head;    /* the block's own copies, or the main model's */
 } tamis_mtp_weights;
 
+/* What stands where an MTP block may stand. */
+typedef enum tamis_mtp_kind {
+    TAMIS_MTP_NONE = 0,
+    TAMIS_MTP_BLOCK,
+    TAMIS_MTP_DSPARK /* V4: another kind of drafter under the same names (mtp.0.main_proj) */
+} tamis_mtp_kind;
+
 typedef struct tamis_model_weights {
     tamis_matrix embed, head; /* [vocab_size][hidden_size] */
     const float *norm;        /* [hidden_size] */
     tamis_hc_weights hc_head; /* V4 */
     int32_t n_layers;         /* main layers */
+    tamis_mtp_kind mtp_kind;
     int32_t n_mtp; /* 0 or 1: an MTP block that can draft, its layer is layers[n_layers] */
     tamis_layer_weights *layers; /* [n_layers + n_mtp] */
     tamis_mtp_weights mtp;

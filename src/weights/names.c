@@ -10,17 +10,27 @@ const tamis_names *tamis_names_of(tamis_family family)
 }
 
 bool tamis_names_spell(const tamis_names *names, char out[TAMIS_NAME_BYTES], tamis_weight weight,
-                       int32_t layer, int32_t expert, int i)
+                       tamis_weight_place place, int i)
 {
+    static const char of_layer[] = "layers.#.";
     const char *spelling = i < TAMIS_MAX_SPELLINGS ? names->spellings[weight][i] : NULL;
-    int32_t number = layer;
+    int32_t number = place.layer;
     size_t n = 0;
     if (spelling == NULL)
         return false;
+    if (place.is_mtp && names->mtp_prefix != NULL) {
+        /* Only the vendor writes these blocks; its spelling comes first. */
+        if (i > 0 || strncmp(spelling, of_layer, strlen(of_layer)) != 0)
+            return false;
+        n = strlen(names->mtp_prefix);
+        memcpy(out, names->mtp_prefix, n);
+        spelling += strlen(of_layer);
+        number = place.expert;
+    }
     for (; *spelling != '\0'; spelling++)
         if (*spelling == '#') {
             n += (size_t)snprintf(out + n, TAMIS_NAME_BYTES - n, "%d", (int)number);
-            number = expert;
+            number = place.expert;
         } else {
             out[n++] = *spelling;
         }
@@ -92,27 +102,34 @@ static tamis_weight_group group_of(const tamis_name_prefix *list, const char *na
     return TAMIS_GROUP_UNKNOWN;
 }
 
+/* Of "mtp.N." or of layer N behind the last. */
+static tamis_tensor_place mtp_place(const tamis_model_config *config, int32_t block)
+{
+    return (tamis_tensor_place){block == 0 ? config->num_hidden_layers : -2, TAMIS_GROUP_MTP};
+}
+
 tamis_tensor_place tamis_tensor_place_of(const tamis_model_config *config, const char *name)
 {
     const tamis_names *names = tamis_names_of(config->family);
     const char *bare = skip(name, "model.");
     int32_t layer;
     const char *rest = rest_of_layer(bare, &layer);
-    if (rest != NULL && names->has_mtp_layers && layer >= config->num_hidden_layers)
-        return (tamis_tensor_place){-2, TAMIS_GROUP_MTP};
+    if (rest != NULL && names->mtp_prefix == NULL && layer >= config->num_hidden_layers)
+        return mtp_place(config, layer - config->num_hidden_layers);
     if (rest != NULL)
         return (tamis_tensor_place){layer, group_of(names->of_layer, rest)};
     const tamis_weight_group group = group_of(names->of_model, bare);
-    const bool is_main = group != TAMIS_GROUP_MTP && group != TAMIS_GROUP_UNKNOWN;
-    return (tamis_tensor_place){is_main ? -1 : -2, group};
+    if (group == TAMIS_GROUP_MTP)
+        return mtp_place(config, skip(bare, names->mtp_prefix) != bare ? 0 : -1);
+    return (tamis_tensor_place){group == TAMIS_GROUP_UNKNOWN ? -2 : -1, group};
 }
 
 const char *tamis_weight_group_name(tamis_weight_group group)
 {
     static const char *const groups[TAMIS_NUM_GROUPS] = {
-        "embedding", "norms",  "attention", "compressor",     "indexer", "hyper-connections",
-        "dense mlp", "router", "experts",   "shared experts", "head",    "mtp",
-        "unknown",
+        "embedding", "norms",   "attention", "compressor",     "indexer", "hyper-connections",
+        "dense mlp", "router",  "experts",   "shared experts", "head",    "mtp",
+        "dspark",    "unknown",
     };
     return groups[group];
 }

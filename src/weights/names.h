@@ -62,7 +62,19 @@ typedef enum tamis_weight {
     TAMIS_WEIGHT_SHARED_W3,
     TAMIS_WEIGHT_STACKED_GATE_UP, /* [E, 2 I, H], gate rows first */
     TAMIS_WEIGHT_STACKED_DOWN,    /* [E, H, I] */
-    TAMIS_WEIGHT_MTP_EH_PROJ,     /* not run: marks a layer as an MTP block */
+    /* of an MTP block, around its layer */
+    TAMIS_WEIGHT_MTP_ENORM,
+    TAMIS_WEIGHT_MTP_HNORM,
+    TAMIS_WEIGHT_MTP_NORM,
+    TAMIS_WEIGHT_MTP_EH_PROJ, /* V3.2, GLM; EMBED and HEAD are copies that may be left out */
+    TAMIS_WEIGHT_MTP_EMBED,
+    TAMIS_WEIGHT_MTP_HEAD,
+    TAMIS_WEIGHT_MTP_E_PROJ, /* V4 */
+    TAMIS_WEIGHT_MTP_H_PROJ,
+    TAMIS_WEIGHT_MTP_HC_HEAD_FN,
+    TAMIS_WEIGHT_MTP_HC_HEAD_BASE,
+    TAMIS_WEIGHT_MTP_HC_HEAD_SCALE,
+    TAMIS_WEIGHT_DSPARK_MAIN_PROJ, /* not run: the mtp.N blocks are another kind of drafter */
     /* of an expert */
     TAMIS_WEIGHT_EXPERT_W1,
     TAMIS_WEIGHT_EXPERT_W2,
@@ -83,7 +95,8 @@ typedef enum tamis_weight_group {
     TAMIS_GROUP_EXPERTS,
     TAMIS_GROUP_SHARED_EXPERTS,
     TAMIS_GROUP_HEAD,
-    TAMIS_GROUP_MTP, /* MTP and DSpark blocks */
+    TAMIS_GROUP_MTP,    /* MTP blocks */
+    TAMIS_GROUP_DSPARK, /* what stands in their place in a folder with a DSpark drafter */
     TAMIS_GROUP_UNKNOWN,
     TAMIS_NUM_GROUPS
 } tamis_weight_group;
@@ -99,15 +112,23 @@ typedef struct tamis_names {
     const char *spellings[TAMIS_NUM_WEIGHTS][TAMIS_MAX_SPELLINGS];
     const tamis_name_prefix *of_model; /* behind "model." */
     const tamis_name_prefix *of_layer; /* behind "layers.#." */
-    bool has_mtp_layers;               /* MTP blocks are the layers from num_hidden_layers on */
+    /* How the first MTP block's names begin in place of "layers.#."; NULL: MTP blocks are the
+     * layers from num_hidden_layers on. */
+    const char *mtp_prefix;
 } tamis_names;
 
 extern const tamis_names tamis_v4_names, tamis_sfa_names;
 const tamis_names *tamis_names_of(tamis_family family);
 
+/* Where a weight is looked for. */
+typedef struct tamis_weight_place {
+    int32_t layer, expert;
+    bool is_mtp; /* the layer of the first MTP block, of number num_hidden_layers */
+} tamis_weight_place;
+
 /* Writes the i-th spelling of a weight. false: there are no more. */
 bool tamis_names_spell(const tamis_names *names, char out[TAMIS_NAME_BYTES], tamis_weight weight,
-                       int32_t layer, int32_t expert, int i);
+                       tamis_weight_place place, int i);
 
 /* Names that the scales of a weight may have: i = 0, 1. false: no more, or the name is too long. */
 bool tamis_scale_spell(char out[TAMIS_NAME_BYTES], const char *weight, int i);
@@ -116,7 +137,8 @@ bool tamis_scale_owner(char out[TAMIS_NAME_BYTES], const char *name);
 
 /* Where a tensor belongs by its name. */
 typedef struct tamis_tensor_place {
-    int32_t layer; /* -1: of the model; -2: of an MTP block, or unknown */
+    int32_t layer; /* num_hidden_layers: of the first MTP block; -1: of the model; -2: of a further
+                      block, or unknown */
     tamis_weight_group group;
 } tamis_tensor_place;
 

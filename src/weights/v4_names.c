@@ -4,6 +4,8 @@
  *   layers.N.attn.wq_a.weight                      the vendor's ("official")
  *   model.layers.N.attn.wq_a.weight                as transformers saves (a few names differ)
  *   model.layers.N.self_attn.q_a_proj.weight       transformers' own module names
+ *
+ * and of the first MTP block mtp.0.attn.wq_a.weight.
  */
 #include "weights/names.h"
 
@@ -117,10 +119,20 @@ const tamis_names tamis_v4_names = {
             [TAMIS_WEIGHT_STACKED_GATE_UP] =
                 LAYER("ffn.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
             [TAMIS_WEIGHT_STACKED_DOWN] = LAYER("ffn.experts.down_proj", "mlp.experts.down_proj"),
+            [TAMIS_WEIGHT_MTP_ENORM] = {"layers.#.enorm.weight"},
+            [TAMIS_WEIGHT_MTP_HNORM] = {"layers.#.hnorm.weight"},
+            [TAMIS_WEIGHT_MTP_NORM] = {"layers.#.norm.weight"},
+            [TAMIS_WEIGHT_MTP_E_PROJ] = {"layers.#.e_proj.weight"},
+            [TAMIS_WEIGHT_MTP_H_PROJ] = {"layers.#.h_proj.weight"},
+            [TAMIS_WEIGHT_MTP_HC_HEAD_FN] = {"layers.#.hc_head_fn"},
+            [TAMIS_WEIGHT_MTP_HC_HEAD_BASE] = {"layers.#.hc_head_base"},
+            [TAMIS_WEIGHT_MTP_HC_HEAD_SCALE] = {"layers.#.hc_head_scale"},
+            [TAMIS_WEIGHT_DSPARK_MAIN_PROJ] = {"layers.#.main_proj.weight"},
             [TAMIS_WEIGHT_EXPERT_W1] = EXPERT("w1.weight", "gate_proj.weight"),
             [TAMIS_WEIGHT_EXPERT_W2] = EXPERT("w2.weight", "down_proj.weight"),
             [TAMIS_WEIGHT_EXPERT_W3] = EXPERT("w3.weight", "up_proj.weight"),
         },
     .of_model = of_model,
     .of_layer = of_layer,
+    .mtp_prefix = "mtp.0.",
 };

@@ -66,7 +66,9 @@ static void test_groups(void **state)
     expect_layer(&v4, "model.layers.3.mlp.gate.weight", 3);
     expect_layer(&v4, "embed.weight", -1);
     expect_layer(&v4, "model.norm.weight", -1);
-    expect_layer(&v4, "mtp.0.attn.wq_a.weight", -2);
+    expect_layer(&v4, "mtp.0.attn.wq_a.weight", 5);
+    expect_layer(&v4, "mtp.1.attn.wq_a.weight", -2);
+    expect_layer(&v4, "mtp.01.attn.wq_a.weight", -2);
     expect_layer(&v4, "visual.patch", -2);
 }
 
@@ -105,21 +107,14 @@ static void test_groups_of_v32(void **state)
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
             expect_group(&config, cases[i][0], cases[i][1]);
         expect_layer(&config, "model.layers.60.mlp.gate.weight", 60);
-        expect_layer(&config, "model.layers.61.mlp.gate.weight", -2);
+        expect_layer(&config, "model.layers.61.mlp.gate.weight", 61);
+        expect_layer(&config, "model.layers.62.mlp.gate.weight", -2);
         expect_layer(&config, "lm_head.weight", -1);
         expect_layer(&config, "mtp.0.e_proj.weight", -2);
     }
 }
 
 /* ---------------------------------------------------------------- sums */
-
-static bool is_mtp(const tamis_model_config *config, const char *name)
-{
-    int layer;
-    if (config->family == TAMIS_FAMILY_DEEPSEEK_V4)
-        return strncmp(name, "mtp.", 4) == 0;
-    return sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= config->num_hidden_layers;
-}
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -128,13 +123,12 @@ static bool ends_with(const char *text, const char *end)
 }
 
 typedef struct header_sums {
-    int64_t n_tensors, n_params, n_mtp;
+    int64_t n_tensors, n_params;
     uint64_t bytes;
 } header_sums;
 
 /* Sums over one file's header, read here with the JSON library alone. */
-static void add_header(header_sums *sums, const tamis_model_config *config, const char *dir,
-                       const char *name)
+static void add_header(header_sums *sums, const char *dir, const char *name)
 {
     size_t bytes, header_bytes = 0;
     char *file = test_file_read(dir, name, &bytes);
@@ -153,7 +147,6 @@ static void add_header(header_sums *sums, const tamis_model_config *config, cons
         const char *dtype = json_string_value(json_object_get(entry, "dtype"));
         json_array_foreach(json_object_get(entry, "shape"), i, dim) n *= json_integer_value(dim);
         sums->n_tensors++;
-        sums->n_mtp += is_mtp(config, tensor);
         sums->bytes += (uint64_t)(json_integer_value(json_array_get(offsets, 1)) -
                                   json_integer_value(json_array_get(offsets, 0)));
         if (strcmp(dtype, "I8") == 0)
@@ -169,12 +162,12 @@ static void add_header(header_sums *sums, const tamis_model_config *config, cons
 
 static void expect_sums(const char *dir, const char *const *files, int n_files)
 {
-    header_sums sums = {0, 0, 0, 0};
+    header_sums sums = {0, 0, 0};
     test_bound b = test_bind_ok(dir, NULL);
     for (int i = 0; i < n_files; i++)
-        add_header(&sums, &b.config, dir, files[i]);
+        add_header(&sums, dir, files[i]);
     tamis_inspect *inspect;
-    const tamis_model_info info = {.family = "deepseek_v4"};
+    const tamis_model_info info = {.family = "deepseek_v4", .drafter = "mtp"};
     assert_int_equal(tamis_inspect_build(&inspect, b.checkpoint, &b.config, &info, NULL),
                      TAMIS_STATUS_OK);
     const tamis_inspection *seen = tamis_inspect_get(inspect);
@@ -182,7 +175,7 @@ static void expect_sums(const char *dir, const char *const *files, int n_files)
     assert_int_equal(seen->n_tensors, sums.n_tensors);
     assert_int_equal(seen->n_params, sums.n_params);
     assert_int_equal(seen->tensor_bytes, sums.bytes);
-    assert_int_equal(seen->n_unused, sums.n_mtp);
+    assert_int_equal(seen->n_unused, 0);
     int64_t n_tensors = 0, n_params = 0;
     uint64_t bytes = 0;
     for (int32_t i = 0; i < seen->n_groups; i++) {
@@ -190,13 +183,11 @@ static void expect_sums(const char *dir, const char *const *files, int n_files)
         n_tensors += group->n_tensors;
         n_params += group->n_params;
         bytes += group->bytes;
-        assert_int_equal(group->is_used, strcmp(group->name, "mtp") != 0);
+        assert_true(group->is_used);
     }
     assert_int_equal(n_tensors, sums.n_tensors);
     assert_int_equal(n_params, sums.n_params);
     assert_int_equal(bytes, sums.bytes);
-    for (int32_t i = 0; i < seen->n_unused; i++)
-        assert_true(is_mtp(&b.config, seen->unused[i]));
     assert_int_equal(seen->layer_ratios != NULL, b.config.family == TAMIS_FAMILY_DEEPSEEK_V4);
     for (int32_t i = 0; seen->layer_ratios != NULL && i < b.config.num_hidden_layers; i++) {
         assert_int_equal(seen->layer_ratios[i], b.config.compress_ratios[i]);
@@ -298,14 +289,6 @@ static void expect_layers(const tamis_inspection *seen, int32_t n, const char *e
     assert_string_equal(text, expected);
 }
 
-static bool is_listed(const tamis_inspection *seen, const char *name)
-{
-    for (int32_t i = 0; i < seen->n_unused; i++)
-        if (strcmp(seen->unused[i], name) == 0)
-            return true;
-    return false;
-}
-
 /* V3.2 brings an embedding and a head for its MTP block, GLM-5.2 does not. */
 static void test_groups_of_v32_and_glm_folders(void **state)
 {
@@ -325,9 +308,9 @@ static void test_groups_of_v32_and_glm_folders(void **state)
     assert_int_equal(find_group(seen, "indexer", "F32")->n_tensors, 2 * 3);
     assert_int_equal(find_group(seen, "indexer", "BF16")->n_params, 3 * 8 * 160);
     assert_int_equal(find_group(seen, "embedding", "BF16")->n_tensors, 1);
-    assert_true(is_listed(seen, "model.layers.3.embed_tokens.weight"));
-    assert_true(is_listed(seen, "model.layers.3.shared_head.head.weight"));
-    assert_true(is_listed(seen, "model.layers.3.eh_proj.weight"));
+    /* embed_tokens, eh_proj, shared_head.head, gate, weights_proj and six norms of the block */
+    assert_int_equal(find_group(seen, "mtp", "BF16")->n_tensors, 5 + 7);
+    assert_int_equal(seen->n_unused, 0);
     assert_string_equal(seen->groups[seen->n_groups - 1].name, "mtp");
     tamis_inspect_free(&inspect);
     test_unbind(&b);
@@ -338,14 +321,14 @@ static void test_groups_of_v32_and_glm_folders(void **state)
     seen = tamis_inspect_get(inspect);
     expect_layers(seen, 6,
                   "full/dense full/dense shared/dense shared/learned full/learned shared/learned");
-    assert_false(is_listed(seen, "model.layers.6.embed_tokens.weight"));
-    assert_true(is_listed(seen, "model.layers.6.shared_head.norm.weight"));
+    assert_int_equal(find_group(seen, "mtp", "BF16")->n_tensors, 3 + 9); /* k_norm is BF16 here */
     assert_int_equal(find_group(seen, "indexer", "BF16")->n_tensors, 3 * 3);
     tamis_inspect_free(&inspect);
     test_unbind(&b);
 }
 
-/* Another drafter's blocks, scales without a weight, unknown names: listed, not run. */
+/* Another drafter's blocks, MTP blocks after the first, scales without a weight, unknown names:
+ * listed, not run. */
 static void test_unused_groups(void **state)
 {
     (void)state;
@@ -358,18 +341,20 @@ static void test_unused_groups(void **state)
     char *dir = test_temp_dir_make();
     test_items_write(&items, dir);
     test_bound b = test_bind_ok(dir, &items.config);
+    assert_int_equal(b.weights->mtp_kind, TAMIS_MTP_DSPARK);
     tamis_inspect *inspect;
-    assert_int_equal(tamis_inspect_build(&inspect, b.checkpoint, &b.config, NULL, NULL),
+    const tamis_model_info info = {.drafter = "dspark"};
+    assert_int_equal(tamis_inspect_build(&inspect, b.checkpoint, &b.config, &info, NULL),
                      TAMIS_STATUS_OK);
     const tamis_inspection *seen = tamis_inspect_get(inspect);
     assert_int_equal(seen->n_unused, 4);
     assert_string_equal(seen->unused[0], "mtp.0.main_proj.weight");
     assert_string_equal(seen->unused[3], "layers.7.attn.wq_a.weight");
-    const tamis_tensor_group *mtp = find_group(seen, "mtp", "F8_E4M3 + F8_E8M0 per 128x128");
-    assert_int_equal(mtp->n_tensors, 2);
-    assert_int_equal(mtp->n_params, 4);
-    assert_int_equal(mtp->bytes, 5);
-    assert_false(mtp->is_used);
+    const tamis_tensor_group *drafter = find_group(seen, "dspark", "F8_E4M3 + F8_E8M0 per 128x128");
+    assert_int_equal(drafter->n_tensors, 2);
+    assert_int_equal(drafter->n_params, 4);
+    assert_int_equal(drafter->bytes, 5);
+    assert_false(drafter->is_used);
     assert_false(find_group(seen, "unknown", "F8_E8M0")->is_used);
     int n_attention = 0; /* the layer that the config does not have gets its own row */
     for (int32_t i = 0; i < seen->n_groups; i++)
@@ -422,6 +407,21 @@ static void test_faults(void **state)
          4,
          {1, 0, 0x80, 0x7f},
          "NaN"},
+        {"tests/golden/v4-flash-fp8", "mtp.0.e_proj.weight", 5, 9215, 1, {0x7f}, "FP8 NaN"},
+        {"tests/golden/v4-flash-fp8",
+         "mtp.0.hc_head_base",
+         5,
+         3,
+         4,
+         {0, 0, 0x80, 0xff},
+         "infinity"},
+        {"tests/golden/v4-flash-fp8",
+         "mtp.0.ffn.experts.7.w1.scale",
+         5,
+         95,
+         1,
+         {255},
+         "E8M0 scale byte 255"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_items items = test_items_read(cases[i].dir);
@@ -431,7 +431,7 @@ static void test_faults(void **state)
         char *dir = test_temp_dir_make();
         test_items_write(&items, dir);
         test_bound b = test_bind_ok(dir, &items.config); /* values are not read at open */
-        for (int32_t layer = -1; layer < b.config.num_hidden_layers; layer++) {
+        for (int32_t layer = -1; layer <= b.config.num_hidden_layers; layer++) {
             tamis_weight_fault fault;
             const bool is_found = tamis_weights_find_fault(b.checkpoint, &b.config, layer, &fault);
             assert_int_equal(is_found, layer == cases[i].layer);
@@ -453,14 +453,14 @@ static void test_what_is_no_fault(void **state)
     (void)state;
     test_items items = test_items_read("tests/golden/v4-flash-fp8");
     memset(test_items_find(&items, "layers.1.ffn.experts.0.w1.weight")->data, 0xff, 16);
-    test_items_find(&items, "mtp.0.attn.wq_a.scale")->data[0] = 255;
+    test_items_add(&items, "mtp.1.attn.wq_a.scale", "F8_E8M0", 1, (int64_t[]){1}, "\xff", 1);
     test_item *scale = test_items_find(&items, "layers.3.attn.wq_a.scale");
     strcpy(scale->dtype, "U8");
     char *dir = test_temp_dir_make();
     tamis_weight_fault fault;
     test_items_write(&items, dir);
     test_bound b = test_bind_ok(dir, &items.config);
-    for (int32_t layer = -1; layer < 5; layer++)
+    for (int32_t layer = -1; layer <= 5; layer++)
         assert_false(tamis_weights_find_fault(b.checkpoint, &b.config, layer, &fault));
     test_unbind(&b);
     scale->data[0] = 255;

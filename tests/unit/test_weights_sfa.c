@@ -189,6 +189,28 @@ static void expect_layer(lookup *l, int32_t i)
     }
 }
 
+/* The layer behind the last, and what stands around it. */
+static void expect_mtp(lookup *l, bool has_copies)
+{
+    const tamis_model_weights *w = l->b->weights;
+    const tamis_mtp_weights *mtp = &w->mtp;
+    const tamis_model_config *c = &l->b->config;
+    assert_int_equal(w->mtp_kind, TAMIS_MTP_BLOCK);
+    expect_layer(l, w->n_layers);
+    assert_true(w->layers[w->n_layers].moe.gate.rows > 0);
+    expect_vector(l, "enorm.weight", mtp->enorm, c->hidden_size);
+    expect_vector(l, "hnorm.weight", mtp->hnorm, c->hidden_size);
+    expect_vector(l, "shared_head.norm.weight", mtp->norm, c->hidden_size);
+    expect_matrix(l, "eh_proj", &mtp->eh_proj, c->hidden_size, 2 * c->hidden_size);
+    if (has_copies) {
+        expect_matrix(l, "embed_tokens", &mtp->embed, c->vocab_size, c->hidden_size);
+        expect_matrix(l, "shared_head.head", &mtp->head, c->vocab_size, c->hidden_size);
+    } else {
+        assert_ptr_equal(mtp->embed.data, w->embed.data);
+        assert_ptr_equal(mtp->head.data, w->head.data);
+    }
+}
+
 static void test_every_tensor(void **state)
 {
     (void)state;
@@ -202,9 +224,12 @@ static void test_every_tensor(void **state)
         expect_vector(&l, "model.norm.weight", b.weights->norm, c->hidden_size);
         for (int32_t i = 0; i < b.weights->n_layers; i++)
             expect_layer(&l, i);
+        assert_int_equal(b.weights->n_mtp, d % 2); /* the FP8 folders have a block */
+        if (b.weights->n_mtp == 1)
+            expect_mtp(&l, d == 1);
         for (int32_t t = 0; t < tamis_checkpoint_num_tensors(b.checkpoint); t++) {
             const tamis_tensor *tensor = tamis_checkpoint_tensor(b.checkpoint, t);
-            assert_int_equal(tensor->is_used, layer_of(tensor->name) < c->num_hidden_layers);
+            assert_true(tensor->is_used);
             n_used += tensor->is_used;
         }
         assert_int_equal(l.n_found, n_used); /* none was forgotten above */
