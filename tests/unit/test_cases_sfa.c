@@ -246,7 +246,7 @@ static void case_14_block_stride(void **state)
         tamis_cache_params params = test_sfa_params(N);
         params.kv_cache_dtype = d == 0 ? TAMIS_DTYPE_F32 : TAMIS_DTYPE_BF16;
         test_sfa_result straight = test_sfa_straight(&layer.layer, params.kv_cache_dtype, x, N);
-        for (int i = 0; i < 9; i++) {
+        for (int i = 0; i < 9; i += TEST_IS_SANITIZED ? 4 : 1) {
             params.block_tokens = block_tokens[i / 3];
             params.block_pad_bytes = pads[i % 3];
             params.num_blocks = 2 + N / params.block_tokens + 1;
@@ -307,7 +307,7 @@ static void case_18_any_residue(void **state)
         test_sfa_layer layer = test_sfa_layer_random(&c, TAMIS_DTYPE_BF16, &rng);
         float *x = test_inputs(200, c.hidden_size, &rng);
         double *wide = test_widened(x, 200 * c.hidden_size);
-        for (int32_t n = 1; n <= 40; n++)
+        for (int32_t n = 1; n <= 40; n += TEST_IS_SANITIZED ? 7 : 1)
             check_residue(&layer.layer, x, wide, n, 16);
         for (size_t i = 0; i < sizeof borders / sizeof *borders; i += TEST_IS_SANITIZED ? 3 : 1)
             check_residue(&layer.layer, x, wide, borders[i], 64);
@@ -336,7 +336,7 @@ static void case_20_mixed_step(void **state)
         x[i] = test_inputs(MOST, c.hidden_size, &rng);
         alone[i] = test_sfa_straight(&layer.layer, TAMIS_DTYPE_F32, x[i], MOST);
     }
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 6; k += TEST_IS_SANITIZED ? 2 : 1) {
         test_sfa_rig rig = test_sfa_rig_open(&layer.layer, 1, &params, MOST, 1 + k % 4);
         test_sfa_seq seqs[3], *in_step[3];
         float *joined = test_take(3 * MOST * c.hidden_size, sizeof *joined), *at = joined;
