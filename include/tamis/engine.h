@@ -86,6 +86,11 @@ typedef struct tamis_session_params {
     int32_t block_order_seed;       /* tests: != 0 hands out blocks in a shuffled order */
     bool mtp;                       /* take caches and buffers for the model's MTP block, which
                                        drafting needs (tamis/speculation.h); default false */
+    bool prefix_caching;            /* keep blocks for sequences that begin with the same tokens
+                                       (see "prefix reuse"); default false */
+    int32_t max_snapshots;          /* V4, with prefix_caching: places to go on from that are kept,
+                                       default 16, at least 1; each costs the history rows of all
+                                       rings. Other families need none */
 } tamis_session_params;
 TAMIS_API tamis_session_params tamis_session_params_default(void);
 
@@ -94,10 +99,11 @@ typedef struct tamis_memory_plan {
     uint64_t weights_mapped;  /* file pages, shared with the page cache; not in total */
     uint64_t weights_widened; /* already taken by the model */
     uint64_t cache_blocks, cache_rings; /* rings: V4 only */
+    uint64_t cache_snapshots; /* of rings, with prefix_caching; V4 only */
     uint64_t cache_bytes_per_token; /* growth of one sequence, all layers */
     uint64_t workspace;       /* plan, activations */
     uint64_t logits;
-    uint64_t total;           /* widened + blocks + rings + workspace + logits */
+    uint64_t total;           /* widened + blocks + rings + snapshots + workspace + logits */
     uint64_t limit;           /* memory_limit_bytes, or what the system reports as available */
 } tamis_memory_plan;
 /**
@@ -177,6 +183,54 @@ TAMIS_API int32_t tamis_session_num_logits(const tamis_session *session);
 TAMIS_API const float *tamis_session_logits(const tamis_session *session, int32_t row);
 /** Allocator calls made between run begin and run end since process start (always 0). */
 TAMIS_API uint64_t tamis_num_allocs_in_run(void);
+
+/* ---------------------------------------------------------------- prefix reuse */
+
+/*
+ * With params.prefix_caching every block that a step fills stays findable by its tokens, also when
+ * its sequence is gone, until blocks run short: then the least recently used goes. A new sequence
+ * that begins with the same tokens takes them over instead of computing them:
+ *
+ *     tamis_seq_create(session, &seq, &err);
+ *     tamis_seq_match(session, seq, prompt, n, &n_reused, &err);
+ *     feed prompt[n_reused .. n) in steps;
+ *     tamis_seq_keep(session, seq, &err);          // the prompt's end, too
+ *
+ * What follows has the same bits as if everything had been computed. Tokens are compared, not
+ * hashes of them, so no sequence ever gets another text's rows.
+ */
+
+/**
+ * Let an empty sequence take over the longest kept prefix of tokens[0 .. n) that leaves at least
+ * one token to feed; feed tokens[*n_reused ..] next. V4 goes on at block boundaries and where
+ * tamis_seq_keep was called, as far as their snapshots are still there (max_snapshots), and cannot
+ * be rolled back to before *n_reused then, except to 0; other families go on anywhere.
+ * errors: INVALID (no such sequence, it is not empty), STATE (no prefix_caching; faulty)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_match(tamis_session *session, int32_t seq,
+                                                        const int32_t *tokens, int32_t n,
+                                                        int32_t *n_reused, tamis_error *err);
+/**
+ * Make the end of a sequence findable: its last, partly filled block, and, V4, a snapshot at its
+ * last token, so that the same tokens again compute their last one only. Call it when a prompt has
+ * been fed. What does not fit is not kept: see the stats. errors: INVALID (no such sequence), STATE
+ * (no prefix_caching; faulty)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_keep(tamis_session *session, int32_t seq,
+                                                       tamis_error *err);
+/** Forget all kept prefixes; sequences stay. */
+TAMIS_API void tamis_session_drop_prefixes(tamis_session *session);
+
+typedef struct tamis_prefix_stats {
+    int32_t n_blocks;       /* that can be found */
+    int32_t n_blocks_alone; /* of them in use by no sequence: these go when blocks run short */
+    int32_t n_snapshots;
+    uint64_t n_matches; /* calls of tamis_seq_match */
+    uint64_t n_hits;    /* of them with n_reused > 0 */
+    uint64_t n_tokens_reused;
+    uint64_t n_evicted_blocks, n_evicted_snapshots;
+} tamis_prefix_stats;
+TAMIS_API tamis_prefix_stats tamis_session_get_prefix_stats(const tamis_session *session);
 
 /* ---------------------------------------------------------------- inspection */
 

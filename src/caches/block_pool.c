@@ -78,3 +78,12 @@ void tamis_block_pool_release(tamis_block_pool *pool, int32_t block)
     if (--pool->refs[block] == 0)
         pool->free[pool->n_free++] = block;
 }
+
+void tamis_block_pool_unrelease(tamis_block_pool *pool, int32_t block)
+{
+    assert(block > 0 && block < pool->n_blocks);
+    if (pool->refs[block]++ == 0) {
+        pool->n_free--;
+        assert(pool->free[pool->n_free] == block);
+    }
+}

@@ -31,6 +31,8 @@ void tamis_block_pool_close(tamis_block_pool *pool); /* all-zero is fine */
 int32_t tamis_block_pool_take(tamis_block_pool *pool);
 void tamis_block_pool_retain(tamis_block_pool *pool, int32_t block);
 void tamis_block_pool_release(tamis_block_pool *pool, int32_t block);
+/* Undoes the latest release that is not undone yet; what was taken since must be back, too. */
+void tamis_block_pool_unrelease(tamis_block_pool *pool, int32_t block);
 static inline bool tamis_block_pool_is_shared(const tamis_block_pool *pool, int32_t block)
 {
     return pool->refs[block] > 1;

@@ -22,6 +22,19 @@ static void describe_one(tamis_cache *cache, const tamis_cache_desc *desc, int32
                     (desc->life == TAMIS_CACHE_PAGED ? pad_bytes : 0);
 }
 
+static void add_bytes(tamis_cache_store *store, tamis_cache *cache)
+{
+    const tamis_cache_desc *desc = &cache->desc;
+    if (desc->life == TAMIS_CACHE_PAGED) {
+        store->block_bytes += (uint64_t)cache->stride;
+        return;
+    }
+    store->slot_bytes += (uint64_t)cache->stride;
+    cache->history_at = store->history_bytes;
+    store->history_bytes +=
+        (uint64_t)tamis_round_up((desc->lead + desc->align - 1) * cache->row_bytes, CACHE_ALIGN);
+}
+
 static size_t count_of(const tamis_cache_store *store, const tamis_cache *cache)
 {
     return (size_t)(cache->desc.life == TAMIS_CACHE_PAGED ? store->n_blocks : store->n_slots);
@@ -36,12 +49,8 @@ tamis_status tamis_cache_store_describe(tamis_cache_store *store, const tamis_ca
     if (store->caches == NULL)
         return tamis_fail_memory(err, "cache list", (size_t)n_caches * sizeof *store->caches);
     for (int32_t i = 0; i < n_caches; i++) {
-        tamis_cache *cache = &store->caches[i];
-        describe_one(cache, &descs[i], block_pad_bytes);
-        if (cache->desc.life == TAMIS_CACHE_PAGED)
-            store->block_bytes += (uint64_t)cache->stride;
-        else
-            store->slot_bytes += (uint64_t)cache->stride;
+        describe_one(&store->caches[i], &descs[i], block_pad_bytes);
+        add_bytes(store, &store->caches[i]);
     }
     size_t blocks, slots, total;
     if (!tamis_size_mul(store->block_bytes, (size_t)n_blocks, &blocks) ||

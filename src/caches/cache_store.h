@@ -30,6 +30,9 @@ typedef struct tamis_cache {
     uint8_t *base;
     int64_t row_bytes;
     int64_t stride; /* bytes between blocks or ring slots */
+    /* ring: see ring_history.h */
+    size_t history_at; /* where its rows lie in a packed history */
+    const struct tamis_history_watches *watches;
 } tamis_cache;
 
 typedef struct tamis_cache_store {
@@ -37,6 +40,7 @@ typedef struct tamis_cache_store {
     int32_t n_caches, n_blocks, n_slots;
     void *memory;
     uint64_t block_bytes, slot_bytes; /* of one block, one slot, over all caches */
+    uint64_t history_bytes; /* of the rows of all rings that going on from a position may read */
 } tamis_cache_store;
 
 /*

@@ -30,7 +30,8 @@ tamis_session_params tamis_session_params_default(void)
                                   .max_num_batched_tokens = 512,
                                   .kv_cache_dtype = TAMIS_DTYPE_BF16,
                                   .block_tokens = 256,
-                                  .max_rollback = 8};
+                                  .max_rollback = 8,
+                                  .max_snapshots = 16};
 }
 
 /* ---------------------------------------------------------------- parameters */
@@ -47,7 +48,8 @@ static tamis_status check_ranges(const tamis_session_params *p, tamis_error *err
                   {"max_num_logits", p->max_num_logits, 0, 1 << 20},
                   {"num_blocks", p->num_blocks, 0, INT32_MAX},
                   {"block_tokens", p->block_tokens, 128, 1 << 20},
-                  {"max_rollback", p->max_rollback, 0, 1 << 16}};
+                  {"max_rollback", p->max_rollback, 0, 1 << 16},
+                  {"max_snapshots", p->max_snapshots, 1, 1 << 20}};
     if (p->struct_size != sizeof *p)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "session: struct_size is %zu, must be %zu",
                           p->struct_size, sizeof *p);
@@ -119,6 +121,11 @@ tamis_status tamis_session_params_resolve(tamis_session_params *out, const tamis
     return TAMIS_STATUS_OK;
 }
 
+uint64_t tamis_session_snapshot_bytes(const tamis_session_params *p, uint64_t history_bytes)
+{
+    return p->prefix_caching ? (uint64_t)p->max_snapshots * history_bytes : 0;
+}
+
 int32_t tamis_session_table_width(const tamis_session_params *p)
 {
     return (int32_t)tamis_ceil_div(p->max_model_len, p->block_tokens);
@@ -155,11 +162,12 @@ tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *m
         .weights_widened = model->info.weight_bytes_widened,
         .cache_blocks = net.caches.blocks + tamis_block_pool_bytes(params->num_blocks),
         .cache_rings = net.caches.rings,
+        .cache_snapshots = tamis_session_snapshot_bytes(params, net.caches.per_history),
         .cache_bytes_per_token = net.caches.per_block / (uint64_t)params->block_tokens,
         .workspace = net.workspace + tables,
         .logits = logits};
-    out->total =
-        out->weights_widened + out->cache_blocks + out->cache_rings + out->workspace + out->logits;
+    out->total = out->weights_widened + out->cache_blocks + out->cache_rings +
+                 out->cache_snapshots + out->workspace + out->logits;
     out->limit = params->memory_limit_bytes;
     if (out->limit == 0) {
         const uint64_t available = tamis_available_memory();

@@ -51,7 +51,8 @@ tamis_status tamis_seq_create(tamis_session *session, int32_t *seq, tamis_error 
         return tamis_fail(err, TAMIS_STATUS_INVALID, "sequence: session or seq is NULL");
     TAMIS_TRY(find_unused(session, &i, err));
     tamis_cache_store_clear_slot(session->net->store, i);
-    session->sequences[i] = (tamis_sequence){.is_live = true, .table = session->sequences[i].table};
+    tamis_sequence *s = &session->sequences[i];
+    *s = (tamis_sequence){.is_live = true, .table = s->table, .ids = s->ids};
     *seq = i;
     return TAMIS_STATUS_OK;
 }
@@ -81,7 +82,9 @@ int32_t tamis_seq_rollback_floor(const tamis_session *session, int32_t seq)
 {
     if (!is_live(session, seq))
         return -1;
-    return tamis_cache_store_rollback_floor(session->net->store, session->sequences[seq].high);
+    const tamis_sequence *s = &session->sequences[seq];
+    const int32_t floor = tamis_cache_store_rollback_floor(session->net->store, s->high);
+    return floor > s->base ? floor : s->base;
 }
 
 /*
@@ -105,7 +108,7 @@ tamis_status tamis_seq_rollback(tamis_session *session, int32_t seq, int32_t len
     keep_blocks(session, s, len / block_tokens + (len % block_tokens != 0));
     s->len = len;
     if (len == 0)
-        s->high = 0; /* nothing in the rings is history any more */
+        s->high = s->base = 0; /* nothing in the rings is history any more */
     return TAMIS_STATUS_OK;
 }
 
@@ -117,9 +120,13 @@ static void copy_sequence(tamis_session *session, int32_t from, int32_t to, int3
     *t = (tamis_sequence){.is_live = true,
                           .len = s->len,
                           .high = s->high,
+                          .base = s->base,
                           .n_blocks = s->n_blocks,
-                          .table = t->table};
+                          .table = t->table,
+                          .ids = t->ids};
     memcpy(t->table, s->table, (size_t)s->n_blocks * sizeof *t->table);
+    if (t->ids != NULL)
+        memcpy(t->ids, s->ids, (size_t)s->len * sizeof *t->ids);
     const int32_t n_full = s->len / session->params.block_tokens;
     for (int32_t i = 0; i < n_full; i++)
         tamis_block_pool_retain(&session->pool, t->table[i]);
@@ -139,7 +146,7 @@ tamis_status tamis_seq_fork(tamis_session *session, int32_t seq, int32_t *new_se
     TAMIS_TRY(tamis_session_find_seq(session, seq, &s, err));
     TAMIS_TRY(find_unused(session, &to, err));
     if (s->len % session->params.block_tokens != 0) {
-        block = tamis_block_pool_take(&session->pool);
+        block = tamis_session_take_block(session);
         if (block == 0)
             return tamis_fail(err, TAMIS_STATUS_NO_BLOCKS,
                               "sequence %d: its copy needs 1 block, 0 of %d are free", seq,

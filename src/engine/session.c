@@ -12,6 +12,19 @@ static size_t max_claims(const tamis_session_params *p)
     return (size_t)(p->max_num_batched_tokens / p->block_tokens) + 2 * (size_t)p->max_num_seqs;
 }
 
+static void layout_prefixes(tamis_session *session, tamis_arena *arena)
+{
+    const tamis_session_params *p = &session->params;
+    const size_t n_seqs = (size_t)p->max_num_seqs, len = (size_t)p->max_model_len;
+    int32_t *ids = tamis_arena_take(arena, n_seqs * len, sizeof *ids);
+    for (size_t i = 0; ids != NULL && i < n_seqs; i++)
+        session->sequences[i].ids = ids + i * len;
+    session->prefix.block_tokens = p->block_tokens;
+    session->prefix.max_entries = p->num_blocks;
+    session->prefix.max_snapshots = p->max_snapshots;
+    tamis_prefix_cache_layout(&session->prefix, arena);
+}
+
 /* Carves (or measures) everything that is not the network's; fills only pointers. */
 static void layout(tamis_session *session, tamis_arena *arena)
 {
@@ -29,6 +42,8 @@ static void layout(tamis_session *session, tamis_arena *arena)
     step->tokens = tamis_arena_take(arena, (size_t)p->max_num_batched_tokens, sizeof *step->tokens);
     step->logit_rows = tamis_arena_take(arena, (size_t)p->max_num_logits, sizeof *step->logit_rows);
     step->claims = tamis_arena_take(arena, max_claims(p), sizeof *step->claims);
+    if (p->prefix_caching)
+        layout_prefixes(session, arena);
 }
 
 static void set_sizes(tamis_session *session, const tamis_model *model,
@@ -71,10 +86,10 @@ static tamis_status check_limit(const tamis_memory_plan *plan, tamis_error *err)
         return TAMIS_STATUS_OK;
     return tamis_fail(err, TAMIS_STATUS_NO_MEMORY,
                       "session: needs %.1f MiB (widened weights %.1f, caches %.1f, rings %.1f, "
-                      "workspace %.1f, logits %.1f), the limit is %.1f MiB",
+                      "snapshots %.1f, workspace %.1f, logits %.1f), the limit is %.1f MiB",
                       mib(plan->total), mib(plan->weights_widened), mib(plan->cache_blocks),
-                      mib(plan->cache_rings), mib(plan->workspace), mib(plan->logits),
-                      mib(plan->limit));
+                      mib(plan->cache_rings), mib(plan->cache_snapshots), mib(plan->workspace),
+                      mib(plan->logits), mib(plan->limit));
 }
 
 static tamis_status take_workspace(tamis_session *session, tamis_error *err)
@@ -91,6 +106,24 @@ static tamis_status take_workspace(tamis_session *session, tamis_error *err)
     return TAMIS_STATUS_OK;
 }
 
+static tamis_status open_prefixes(tamis_session *session, tamis_error *err)
+{
+    tamis_prefix_cache *prefix = &session->prefix;
+    tamis_cache_store *store = session->net->store;
+    const size_t bytes =
+        (size_t)tamis_session_snapshot_bytes(&session->params, store->history_bytes);
+    prefix->pool = &session->pool;
+    prefix->history_bytes = (size_t)store->history_bytes;
+    tamis_prefix_cache_init(prefix);
+    if (bytes == 0)
+        return TAMIS_STATUS_OK;
+    prefix->histories = tamis_mem_alloc(TAMIS_MEM_CACHES, bytes);
+    if (prefix->histories == NULL)
+        return tamis_fail_memory(err, "snapshots of rings", bytes);
+    tamis_history_set_watches(store, &prefix->watches);
+    return TAMIS_STATUS_OK;
+}
+
 static tamis_status open_parts(tamis_session *session, tamis_error *err)
 {
     const tamis_model *model = session->model;
@@ -101,7 +134,7 @@ static tamis_status open_parts(tamis_session *session, tamis_error *err)
     TAMIS_TRY(tamis_net_open(&session->net, &model->config, model->weights, &net_params, err));
     TAMIS_TRY(tamis_team_open(&session->team, p->n_threads, err));
     session->net->exec.team = session->team;
-    return TAMIS_STATUS_OK;
+    return p->prefix_caching ? open_prefixes(session, err) : TAMIS_STATUS_OK;
 }
 
 tamis_status tamis_session_open(tamis_session **out, const tamis_model *model,
@@ -137,6 +170,7 @@ void tamis_session_close(tamis_session **session_ptr)
     tamis_team_close(&session->team);
     tamis_net_close(&session->net);
     tamis_block_pool_close(&session->pool);
+    tamis_mem_free(session->prefix.histories);
     tamis_mem_free(session->workspace);
     tamis_mem_free(session->logits);
     tamis_mem_free(session);

@@ -10,14 +10,17 @@
 
 #include "caches/block_pool.h"
 #include "engine/memory_plan.h"
+#include "engine/prefix_cache.h"
 
 typedef struct tamis_sequence {
     bool is_live;
     bool is_faulty; /* was in a step that met a NaN: may only be dropped */
     int32_t len;    /* tokens */
     int32_t high;   /* largest length its rings were written to since they were cleared */
+    int32_t base;   /* length of a prefix taken over: its rings hold no earlier history */
     int32_t n_blocks;
     int32_t *table;   /* [table_width] */
+    int32_t *ids;     /* [max_model_len] its tokens, with prefix_caching; else NULL */
     uint64_t in_step; /* number of the latest step that named it */
 } tamis_sequence;
 
@@ -39,6 +42,11 @@ typedef struct tamis_step_buffers {
     tamis_block_claim *claims; /* [T / block_tokens + 2 B] */
 } tamis_step_buffers;
 
+/* What tamis_seq_match has done so far. */
+typedef struct tamis_prefix_tally {
+    uint64_t n_matches, n_hits, n_reused;
+} tamis_prefix_tally;
+
 struct tamis_session {
     const tamis_model *model;
     tamis_session_params params; /* resolved */
@@ -51,6 +59,8 @@ struct tamis_session {
     int32_t n_logits;
     tamis_step_buffers step;
     tamis_sequence *sequences; /* [max_num_seqs] */
+    tamis_prefix_cache prefix; /* with prefix_caching; else all-zero */
+    tamis_prefix_tally prefix_tally;
     uint64_t step_number;
 };
 
@@ -62,6 +72,20 @@ tamis_status tamis_session_workspace_measure(const tamis_model *model,
 /* The live sequence of that index. errors: INVALID, STATE (faulty) */
 tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq, tamis_sequence **out,
                                     tamis_error *err);
+
+/* A free block for whoever needs one outside a step; prefix entries make room. 0: none, and no
+ * entry has gone. */
+int32_t tamis_session_take_block(tamis_session *session);
+
+/*
+ * What a step does for prefix reuse (prefix.c; nothing without prefix_caching). begin, with its
+ * blocks in place and before it runs: notes its tokens, and gathers the rings' history at every
+ * block boundary it crosses. commit: publishes the blocks that it filled. abort: a step that met a
+ * NaN publishes nothing.
+ */
+void tamis_prefix_step_begin(tamis_session *session);
+void tamis_prefix_step_commit(tamis_session *session);
+void tamis_prefix_step_abort(tamis_session *session);
 
 /* ---------------------------------------------------------------- for tests */
 

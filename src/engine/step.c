@@ -171,6 +171,34 @@ static tamis_status reserve(tamis_session *session, const tamis_feed *feeds, int
     return TAMIS_STATUS_OK;
 }
 
+/* Would the step find its blocks if no prefix entry held one? The pool comes back as it was. */
+static bool fits_without_prefixes(tamis_session *session, const tamis_feed *feeds, int32_t n_feeds)
+{
+    tamis_prefix_cache_let_go(&session->prefix);
+    const bool fits = reserve(session, feeds, n_feeds, NULL) == TAMIS_STATUS_OK;
+    give_back(session);
+    tamis_prefix_cache_hold_again(&session->prefix);
+    return fits;
+}
+
+/* Prefix entries go one by one until the step has its blocks, or none goes if it cannot have them:
+ * entries of a refused step's sequences are what lets them come back. */
+static tamis_status reserve_with_eviction(tamis_session *session, const tamis_feed *feeds,
+                                          int32_t n_feeds, tamis_error *err)
+{
+    tamis_status st = reserve(session, feeds, n_feeds, err);
+    if (st != TAMIS_STATUS_NO_BLOCKS || !session->params.prefix_caching)
+        return st;
+    give_back(session);
+    if (!fits_without_prefixes(session, feeds, n_feeds))
+        return st;
+    while (st == TAMIS_STATUS_NO_BLOCKS && tamis_prefix_cache_evict(&session->prefix)) {
+        give_back(session);
+        st = reserve(session, feeds, n_feeds, err);
+    }
+    return st;
+}
+
 static tamis_status plan(tamis_session *session, tamis_error *err)
 {
     const tamis_step_buffers *step = &session->step;
@@ -233,6 +261,7 @@ static tamis_status fail_run(tamis_session *session, int32_t where, tamis_error 
 {
     tamis_weight_fault fault;
     session->n_logits = 0;
+    tamis_prefix_step_abort(session);
     for (int32_t i = 0; i < session->step.n_reqs; i++)
         session->sequences[session->step.seqs[i]].is_faulty = true;
     if (tamis_weights_find_fault(session->model->checkpoint, &session->model->config, where,
@@ -256,7 +285,7 @@ tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds,
     if (session == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "session is NULL");
     TAMIS_TRY(check_feeds(session, feeds, n_feeds, err));
-    tamis_status st = reserve(session, feeds, n_feeds, err);
+    tamis_status st = reserve_with_eviction(session, feeds, n_feeds, err);
     if (st == TAMIS_STATUS_OK)
         st = plan(session, err);
     if (st != TAMIS_STATUS_OK) {
@@ -267,10 +296,12 @@ tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds,
     session->n_logits = 0;
     if (session->step.n_tokens == 0)
         return TAMIS_STATUS_OK;
+    tamis_prefix_step_begin(session);
     const int32_t where = run(session);
     if (where != TAMIS_NET_FINE)
         return fail_run(session, where, err);
     commit_lengths(session);
+    tamis_prefix_step_commit(session);
     return TAMIS_STATUS_OK;
 }
 

@@ -89,7 +89,8 @@ tamis_cache_bytes tamis_layer_caches_bytes(const tamis_layer_caches *caches)
     return (tamis_cache_bytes){.blocks = store->block_bytes * (uint64_t)store->n_blocks,
                                .rings = store->slot_bytes * (uint64_t)store->n_slots,
                                .per_block = store->block_bytes,
-                               .per_slot = store->slot_bytes};
+                               .per_slot = store->slot_bytes,
+                               .per_history = store->history_bytes};
 }
 
 void tamis_layer_caches_release(tamis_layer_caches *caches)
