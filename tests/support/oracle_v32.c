@@ -134,13 +134,14 @@ static void norm_all(double *y, const double *x, const float *weight, int32_t n,
                        config->hidden_size, (double)config->rms_norm_eps);
 }
 
-/* residual [n][hidden_size] before -> after layer i; last_topk: the selection it would reuse. */
-static void run_layer(oracle_v32_run *run, int32_t i, double *residual, const int32_t *last_topk,
-                      const oracle_v32 *model, bool bf16_rows)
+/* residual [n][hidden_size] before -> after layer `number` of the weights, kept in run->layers[i];
+ * given_topk: the selection to use instead of its own, NULL: its own. */
+static void run_layer(oracle_v32_run *run, int32_t i, int32_t number, double *residual,
+                      const int32_t *given_topk, const oracle_v32 *model, bool bf16_rows)
 {
     const tamis_model_config *config = &model->config;
-    const tamis_layer_weights *w = &model->weights->layers[i];
-    const tamis_sfa_layer attention = attention_layer(model, i);
+    const tamis_layer_weights *w = &model->weights->layers[number];
+    const tamis_sfa_layer attention = attention_layer(model, number);
     const int64_t size = (int64_t)run->n * config->hidden_size;
     oracle_v32_layer *layer = &run->layers[i];
     layer->attn_in = oracle_take(size, sizeof(double));
@@ -149,10 +150,9 @@ static void run_layer(oracle_v32_run *run, int32_t i, double *residual, const in
     layer->hidden = oracle_take(size, sizeof(double));
 
     norm_all(layer->attn_in, residual, w->attn_norm, run->n, config);
-    const oracle_sfa_options options = {
-        .given_topk = attention.config.reuse_topk ? last_topk : NULL, .bf16_rows = bf16_rows};
+    const oracle_sfa_options options = {.given_topk = given_topk, .bf16_rows = bf16_rows};
     layer->attn = oracle_sfa_run(&attention, layer->attn_in, run->n, &options);
-    layer->topk = layer->attn.topk != NULL ? layer->attn.topk : options.given_topk;
+    layer->topk = given_topk != NULL ? given_topk : layer->attn.topk;
     for (int64_t j = 0; j < size; j++)
         residual[j] += layer->attn.out[j];
 
@@ -162,11 +162,11 @@ static void run_layer(oracle_v32_run *run, int32_t i, double *residual, const in
         layer->hidden[j] = residual[j] += layer->ffn_out[j];
 }
 
-static void run_head(oracle_v32_run *run, double *residual, const oracle_v32 *model)
+static void run_head(oracle_v32_run *run, double *residual, const float *norm,
+                     const tamis_matrix *head_weight, const tamis_model_config *config)
 {
-    const tamis_model_config *config = &model->config;
-    double *head = oracle_matrix(&model->weights->head);
-    norm_all(residual, residual, model->weights->norm, run->n, config);
+    double *head = oracle_matrix(head_weight);
+    norm_all(residual, residual, norm, run->n, config);
     for (int64_t t = 0; t < run->n; t++)
         oracle_multiply(run->logits + t * config->vocab_size, head, config->vocab_size,
                         config->hidden_size, residual + t * config->hidden_size);
@@ -187,10 +187,11 @@ oracle_v32_run oracle_v32_forward(const oracle_v32 *model, const int32_t *ids, i
         memcpy(residual + t * hidden, embed + ids[t] * hidden, (size_t)hidden * sizeof *residual);
     const int32_t *last_topk = NULL; /* of the nearest earlier layer */
     for (int32_t i = 0; i < run.n_layers; i++) {
-        run_layer(&run, i, residual, last_topk, model, bf16_rows);
+        const bool reuses = model->weights->layers[i].sfa.config.reuse_topk;
+        run_layer(&run, i, i, residual, reuses ? last_topk : NULL, model, bf16_rows);
         last_topk = run.layers[i].topk;
     }
-    run_head(&run, residual, model);
+    run_head(&run, residual, model->weights->norm, &model->weights->head, config);
     free(residual);
     free(embed);
     return run;
@@ -230,4 +231,92 @@ double oracle_v32_router_margin(const oracle_v32_run *run, int32_t first, int32_
         for (int32_t t = first; t <= last; t++)
             smallest = fmin(smallest, run->layers[i].margins[t]);
     return smallest;
+}
+
+/* ---------------------------------------------------------------- MTP block */
+
+/* Of n tokens: out = eh_proj . [enorm(embed[id]) ; hnorm(h)] */
+static void mtp_inputs(double *out, const double *h, const int32_t *ids, int32_t n,
+                       const oracle_v32 *model)
+{
+    const tamis_model_config *config = &model->config;
+    const tamis_mtp_weights *w = &model->weights->mtp;
+    const int64_t hidden = config->hidden_size;
+    const double eps = (double)config->rms_norm_eps;
+    double *embed = oracle_matrix(&w->embed), *eh_proj = oracle_matrix(&w->eh_proj);
+    double *both = oracle_take(2 * hidden, sizeof *both);
+    for (int64_t t = 0; t < n; t++) {
+        oracle_rmsnorm(both, embed + ids[t] * hidden, w->enorm, hidden, eps);
+        oracle_rmsnorm(both + hidden, h + t * hidden, w->hnorm, hidden, eps);
+        oracle_multiply(out + t * hidden, eh_proj, hidden, 2 * hidden, both);
+    }
+    free(embed);
+    free(eh_proj);
+    free(both);
+}
+
+/* What every position attends to if further ones share the choice of the last first one. */
+static const int32_t *shared_choice(oracle_v32_mtp *mtp)
+{
+    const int32_t k = mtp->model->config.index_topk;
+    if (!mtp->model->config.index_share_for_mtp_iteration || mtp->n == mtp->n_first)
+        return NULL;
+    for (int64_t t = mtp->n_first; t < mtp->n; t++)
+        memcpy(mtp->topk + t * k, mtp->topk + (int64_t)(mtp->n_first - 1) * k,
+               (size_t)k * sizeof *mtp->topk);
+    return mtp->topk;
+}
+
+/* The layer and the head over all inputs: rows that were there before come out as before. */
+static void mtp_run(oracle_v32_mtp *mtp)
+{
+    const oracle_v32 *model = mtp->model;
+    const tamis_model_config *config = &model->config;
+    const tamis_mtp_weights *w = &model->weights->mtp;
+    const int64_t size = (int64_t)mtp->n * config->hidden_size;
+    if (mtp->run.layers != NULL)
+        oracle_v32_run_free(&mtp->run);
+    mtp->run = (oracle_v32_run){.n = mtp->n, .n_layers = 1};
+    mtp->run.layers = oracle_take(1, sizeof *mtp->run.layers);
+    mtp->run.logits = oracle_take((int64_t)mtp->n * config->vocab_size, sizeof(double));
+    double *residual = oracle_take(size, sizeof *residual);
+    memcpy(residual, mtp->inputs, (size_t)size * sizeof *residual);
+    run_layer(&mtp->run, 0, config->num_hidden_layers, residual, shared_choice(mtp), model, false);
+    if (mtp->n == mtp->n_first)
+        memcpy(mtp->topk, mtp->run.layers[0].attn.topk,
+               (size_t)mtp->n * (size_t)config->index_topk * sizeof *mtp->topk);
+    run_head(&mtp->run, residual, w->norm, &w->head, config);
+    free(residual);
+}
+
+oracle_v32_mtp oracle_v32_mtp_open(const oracle_v32 *model, const oracle_v32_run *run,
+                                   const int32_t *next, int32_t n, int32_t n_further)
+{
+    const tamis_model_config *config = &model->config;
+    const int64_t hidden = config->hidden_size;
+    oracle_v32_mtp mtp = {.model = model, .n = n, .n_first = n};
+    mtp.inputs = oracle_take((n + n_further) * hidden, sizeof(double));
+    mtp.topk = oracle_take((int64_t)(n + n_further) * config->index_topk, sizeof *mtp.topk);
+    double *h = oracle_take(n * hidden, sizeof *h);
+    norm_all(h, run->layers[run->n_layers - 1].hidden, model->weights->norm, n, config);
+    mtp_inputs(mtp.inputs, h, next, n, model);
+    free(h);
+    mtp_run(&mtp);
+    return mtp;
+}
+
+void oracle_v32_mtp_go_on(oracle_v32_mtp *mtp, int32_t next)
+{
+    const int64_t hidden = mtp->model->config.hidden_size;
+    mtp_inputs(mtp->inputs + mtp->n * hidden, mtp->run.layers[0].hidden + (mtp->n - 1) * hidden,
+               &next, 1, mtp->model);
+    mtp->n++;
+    mtp_run(mtp);
+}
+
+void oracle_v32_mtp_close(oracle_v32_mtp *mtp)
+{
+    oracle_v32_run_free(&mtp->run);
+    free(mtp->inputs);
+    free(mtp->topk);
 }

@@ -80,6 +80,28 @@ oracle_v32_run oracle_v32_forward(const oracle_v32 *model, const int32_t *ids, i
                                   bool bf16_rows);
 void oracle_v32_run_free(oracle_v32_run *run);
 
+/*
+ * The MTP block on its own layer, whose inputs of all positions stand side by side: position i goes
+ * on from the main model's normed hidden state at i and from token i + 1. Further positions (go_on)
+ * go on from the block's own hidden state as it is; with index_share_for_mtp_iteration they attend
+ * to what the last of the first n positions attended to.
+ */
+typedef struct oracle_v32_mtp {
+    const oracle_v32 *model;
+    int32_t n, n_first; /* positions so far, those of open */
+    double *inputs;     /* [n][hidden_size] of the layer */
+    int32_t *topk;      /* [n][index_topk] own choice of the first ones */
+    oracle_v32_run run; /* one layer, logits [n][vocab_size] */
+} oracle_v32_mtp;
+
+/* Positions 0 .. n - 1 with tokens next[0 .. n); room for n_further more. run: of the main model,
+ * at least n tokens. */
+oracle_v32_mtp oracle_v32_mtp_open(const oracle_v32 *model, const oracle_v32_run *run,
+                                   const int32_t *next, int32_t n, int32_t n_further);
+/* One position more. */
+void oracle_v32_mtp_go_on(oracle_v32_mtp *mtp, int32_t next);
+void oracle_v32_mtp_close(oracle_v32_mtp *mtp);
+
 /* Smallest margin of tokens first..last over all layers: of indexers, of expert choices. */
 double oracle_v32_index_margin(const oracle_v32_run *run, int32_t first, int32_t last);
 double oracle_v32_router_margin(const oracle_v32_run *run, int32_t first, int32_t last);

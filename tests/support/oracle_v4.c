@@ -232,11 +232,13 @@ static void site_leave(site *s, double *streams, const double *v, const tamis_mo
     free(s->combine);
 }
 
-static void run_layer(oracle_v4_run *run, int32_t i, double *streams, const int32_t *ids,
-                      const oracle_v4 *model, const oracle_attention_options *options)
+/* Layer `number` of the weights, kept in run->layers[i]. */
+static void run_layer(oracle_v4_run *run, int32_t i, int32_t number, double *streams,
+                      const int32_t *ids, const oracle_v4 *model,
+                      const oracle_attention_options *options)
 {
     const tamis_model_config *config = &model->config;
-    const tamis_layer_weights *w = &model->weights->layers[i];
+    const tamis_layer_weights *w = &model->weights->layers[number];
     const int64_t size = (int64_t)run->n * config->hidden_size;
     const int64_t n_chosen = (int64_t)run->n * config->num_experts_per_tok;
     oracle_v4_layer *layer = &run->layers[i];
@@ -258,13 +260,20 @@ static void run_layer(oracle_v4_run *run, int32_t i, double *streams, const int3
     memcpy(layer->hidden, streams, (size_t)(size * config->hc_mult) * sizeof(double));
 }
 
-static void run_head(oracle_v4_run *run, const double *streams, const oracle_v4 *model)
+/* What stands between the streams and the logits: of the main model, or of its MTP block. */
+typedef struct head_weights {
+    const tamis_hc_weights *hc;
+    const float *norm;
+    const tamis_matrix *head;
+} head_weights;
+
+static void run_head(oracle_v4_run *run, const double *streams, const head_weights *w,
+                     const tamis_model_config *config)
 {
-    const tamis_model_config *config = &model->config;
     const int m = config->hc_mult;
     const int64_t hidden = config->hidden_size;
-    const tamis_hc_weights *hc = &model->weights->hc_head;
-    double *head = oracle_matrix(&model->weights->head), *u = oracle_take(hidden, sizeof *u);
+    const tamis_hc_weights *hc = w->hc;
+    double *head = oracle_matrix(w->head), *u = oracle_take(hidden, sizeof *u);
     double *fn = oracle_matrix(&hc->fn);
     for (int32_t t = 0; t < run->n; t++) {
         double z[TAMIS_MAX_HC_MULT];
@@ -273,7 +282,7 @@ static void run_head(oracle_v4_run *run, const double *streams, const oracle_v4 
             z[s] = oracle_sigmoid(z[s] * (double)hc->scale[0] + (double)hc->base[s]) +
                    (double)config->hc_eps;
         collapse(u, z, streams + t * m * hidden, m, hidden);
-        oracle_rmsnorm(u, u, model->weights->norm, hidden, (double)config->rms_norm_eps);
+        oracle_rmsnorm(u, u, w->norm, hidden, (double)config->rms_norm_eps);
         oracle_multiply(run->logits + (int64_t)t * config->vocab_size, head, config->vocab_size,
                         hidden, u);
     }
@@ -302,10 +311,12 @@ oracle_v4_run oracle_v4_forward(const oracle_v4 *model, const int32_t *ids, int3
         const oracle_attention_options options = {
             .given_topk = model->weights->layers[i].dsa.config.reuse_topk ? last_topk : NULL,
             .bf16_rows = bf16_rows};
-        run_layer(&run, i, streams, ids, model, &options);
+        run_layer(&run, i, i, streams, ids, model, &options);
         last_topk = run.layers[i].attn.topk != NULL ? run.layers[i].attn.topk : last_topk;
     }
-    run_head(&run, streams, model);
+    const head_weights head = {&model->weights->hc_head, model->weights->norm,
+                               &model->weights->head};
+    run_head(&run, streams, &head, config);
     free(streams);
     free(embed);
     return run;
@@ -326,4 +337,83 @@ void oracle_v4_run_free(oracle_v4_run *run)
     free(run->layers);
     free(run->logits);
     *run = (oracle_v4_run){0};
+}
+
+/* ---------------------------------------------------------------- MTP block */
+
+/* Of n tokens: out [m][hidden] = e_proj . enorm(embed[id]) + h_proj . hnorm(streams), per stream.
+ */
+static void mtp_inputs(double *out, const double *streams, const int32_t *ids, int32_t n,
+                       const oracle_v4 *model)
+{
+    const tamis_model_config *config = &model->config;
+    const tamis_mtp_weights *w = &model->weights->mtp;
+    const int64_t hidden = config->hidden_size, m = config->hc_mult;
+    const double eps = (double)config->rms_norm_eps;
+    double *embed = oracle_matrix(&w->embed), *e_proj = oracle_matrix(&w->e_proj);
+    double *h_proj = oracle_matrix(&w->h_proj), *e = oracle_take(hidden, sizeof *e);
+    double *normed = oracle_take(hidden, sizeof *normed);
+    for (int64_t row = 0; row < n * m; row++) {
+        if (row % m == 0) {
+            oracle_rmsnorm(normed, embed + ids[row / m] * hidden, w->enorm, hidden, eps);
+            oracle_multiply(e, e_proj, hidden, hidden, normed);
+        }
+        oracle_rmsnorm(normed, streams + row * hidden, w->hnorm, hidden, eps);
+        oracle_multiply(out + row * hidden, h_proj, hidden, hidden, normed);
+        for (int64_t i = 0; i < hidden; i++)
+            out[row * hidden + i] += e[i];
+    }
+    free(embed);
+    free(e_proj);
+    free(h_proj);
+    free(e);
+    free(normed);
+}
+
+/* The layer and the head over all inputs: rows that were there before come out as before. */
+static void mtp_run(oracle_v4_mtp *mtp)
+{
+    const oracle_v4 *model = mtp->model;
+    const tamis_mtp_weights *w = &model->weights->mtp;
+    const int64_t size = (int64_t)mtp->n * model->config.hc_mult * model->config.hidden_size;
+    const head_weights head = {&w->hc_head, w->norm, &w->head};
+    const oracle_attention_options options = {.bf16_rows = false};
+    if (mtp->run.layers != NULL)
+        oracle_v4_run_free(&mtp->run);
+    mtp->run = (oracle_v4_run){.n = mtp->n, .n_layers = 1, .index_margin = 1, .router_margin = 1};
+    mtp->run.layers = oracle_take(1, sizeof *mtp->run.layers);
+    mtp->run.logits = oracle_take((int64_t)mtp->n * model->config.vocab_size, sizeof(double));
+    double *streams = oracle_take(size, sizeof *streams);
+    int32_t *no_ids = oracle_take(mtp->n, sizeof *no_ids); /* routing is learned */
+    memcpy(streams, mtp->inputs, (size_t)size * sizeof *streams);
+    run_layer(&mtp->run, 0, model->config.num_hidden_layers, streams, no_ids, model, &options);
+    run_head(&mtp->run, streams, &head, &model->config);
+    free(streams);
+    free(no_ids);
+}
+
+oracle_v4_mtp oracle_v4_mtp_open(const oracle_v4 *model, const oracle_v4_run *run,
+                                 const int32_t *next, int32_t n, int32_t n_further)
+{
+    const int64_t width = (int64_t)model->config.hc_mult * model->config.hidden_size;
+    oracle_v4_mtp mtp = {.model = model, .n = n};
+    mtp.inputs = oracle_take((n + n_further) * width, sizeof(double));
+    mtp_inputs(mtp.inputs, run->layers[run->n_layers - 1].hidden, next, n, model);
+    mtp_run(&mtp);
+    return mtp;
+}
+
+void oracle_v4_mtp_go_on(oracle_v4_mtp *mtp, int32_t next)
+{
+    const int64_t width = (int64_t)mtp->model->config.hc_mult * mtp->model->config.hidden_size;
+    mtp_inputs(mtp->inputs + mtp->n * width, mtp->run.layers[0].hidden + (mtp->n - 1) * width,
+               &next, 1, mtp->model);
+    mtp->n++;
+    mtp_run(mtp);
+}
+
+void oracle_v4_mtp_close(oracle_v4_mtp *mtp)
+{
+    oracle_v4_run_free(&mtp->run);
+    free(mtp->inputs);
 }

@@ -67,6 +67,25 @@ oracle_v4_run oracle_v4_forward(const oracle_v4 *model, const int32_t *ids, int3
 void oracle_v4_run_free(oracle_v4_run *run);
 
 /*
+ * The MTP block on its own layer, whose inputs of all positions stand side by side: position i goes
+ * on from the streams after the main model's last layer at i and from token i + 1.
+ */
+typedef struct oracle_v4_mtp {
+    const oracle_v4 *model;
+    int32_t n;         /* positions so far */
+    double *inputs;    /* [n][hc_mult][hidden_size] of the layer */
+    oracle_v4_run run; /* one layer, logits [n][vocab_size] */
+} oracle_v4_mtp;
+
+/* Positions 0 .. n - 1 with tokens next[0 .. n); room for n_further more. run: of the main model,
+ * at least n tokens. */
+oracle_v4_mtp oracle_v4_mtp_open(const oracle_v4 *model, const oracle_v4_run *run,
+                                 const int32_t *next, int32_t n, int32_t n_further);
+/* One position more, from the block's own streams at the last one. */
+void oracle_v4_mtp_go_on(oracle_v4_mtp *mtp, int32_t next);
+void oracle_v4_mtp_close(oracle_v4_mtp *mtp);
+
+/*
  * The hyper-connection site of one token: streams [m][hidden] -> pre [m], post [m], combine [m][m]
  * (row = stream read, column = stream written). fn: oracle_matrix of hc->fn.
  */
