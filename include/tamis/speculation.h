@@ -39,7 +39,8 @@ TAMIS_API const char *tamis_drafter_name(tamis_drafter drafter);
 
 /**
  * A drafter of the caller: tokens [n_tokens] so far, the latest included; writes at most max_draft
- * ids to draft and returns their number. Ids outside the vocabulary end the draft.
+ * ids to draft and returns their number. Ids outside 0 .. num_ids-1 end the draft. Not called when
+ * nothing may be drafted (the context is nearly full). It must not touch the session.
  */
 typedef int32_t (*tamis_draft_fn)(void *user, const int32_t *tokens, int32_t n_tokens,
                                   int32_t *draft, int32_t max_draft);
@@ -52,29 +53,50 @@ typedef struct tamis_spec_params {
                                      first; default 1, 3; range 1..16 */
     tamis_draft_fn fn;            /* TAMIS_DRAFTER_CUSTOM */
     void *user;
+    /* Ids that end the text, copied by open; default none, at most TAMIS_MAX_EOS. A call of
+     * tamis_spec_next gives out nothing behind the first of them and draws nothing for it. */
+    const int32_t *stop_ids;
+    int32_t n_stop_ids;
 } tamis_spec_params;
 TAMIS_API tamis_spec_params tamis_spec_params_default(void);
 
 typedef struct tamis_spec tamis_spec;
 
 /**
- * Generate in sequence `seq`, which nobody else may feed meanwhile. session, seq outlive spec.
- * errors   INVALID (a parameter), LIMIT (max_draft above the session's max_rollback, max_num_logits
- *          or max_num_batched_tokens - 1: value seen and allowed), UNSUPPORTED (the folder has no MTP
- *          block, or one of another kind: its name), STATE (MTP: the session was opened without
- *          params.mtp; the sequence is not empty), NO_MEMORY
+ * Generate in sequence `seq`, which nobody else may feed or roll back meanwhile; other sequences of
+ * the session may run in between, with specs of their own or without. session, seq outlive spec.
+ * errors   INVALID (a parameter, no such sequence), LIMIT (max_draft above the session's
+ *          max_rollback (V4), max_num_logits - 1 or max_num_batched_tokens - 1: value seen and
+ *          allowed), UNSUPPORTED (the folder has no MTP block, or one of another kind: its name),
+ *          STATE (MTP: the session was opened without params.mtp; the sequence is not empty),
+ *          NO_MEMORY
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_open(tamis_spec **out, tamis_session *session,
                                                         int32_t seq,
                                                         const tamis_spec_params *params,
                                                         tamis_error *err);
 TAMIS_API void tamis_spec_close(tamis_spec **spec);
-/** Feed a prompt (more of it, if called again) in steps of the session's size. errors: of a step. */
+/**
+ * Feed a prompt (more of it, if called again, also between calls of tamis_spec_next) in steps of
+ * the session's size. The last token waits for the next call, so tamis_seq_len is one less than
+ * the tokens given. errors: of a step (what earlier steps of this call fed stays); INVALID (a token
+ * id) and LIMIT (max_model_len) before anything is fed; STATE (the sequence was changed by another
+ * call)
+ */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_prompt(tamis_spec *spec, const int32_t *tokens,
                                                           int32_t n, tamis_error *err);
 /**
  * The next 1 .. 1 + max_draft tokens. The last of them is drawn but not fed yet; the next call does
- * that. errors: of a step; STATE (no prompt yet); LIMIT (max_model_len reached)
+ * that. A caller may stop anywhere within them; the sequence then holds tokens that were not used.
+ * The drafts are fitted to what is there: near max_model_len, or where the pool has no more blocks,
+ * fewer tokens are drafted. tamis_session_logits gives the rows of the checking step: row i is what
+ * tokens[i] was drawn from.
+ *
+ * shapes   tokens [1 + max_draft], *n of them are written
+ * range    num_ids 1..vocab_size: ids that may be drawn, as in tamis_sampler_draw
+ * errors   of a step (nothing is drawn then, and after NO_BLOCKS the call may be repeated); INVALID
+ *          (num_ids), STATE (no prompt yet; the sequence was changed by another call), LIMIT
+ *          (max_model_len reached)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_next(tamis_spec *spec, tamis_sampler *sampler,
                                                         int32_t num_ids, int32_t *tokens,

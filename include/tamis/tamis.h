@@ -7,6 +7,7 @@
 #include "tamis/engine.h"
 #include "tamis/sampler.h"
 #include "tamis/sfa.h"
+#include "tamis/speculation.h"
 #include "tamis/tokenizer.h"
 
 #endif

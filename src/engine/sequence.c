@@ -64,6 +64,18 @@ static void keep_blocks(tamis_session *session, tamis_sequence *s, int32_t n)
         tamis_block_pool_release(&session->pool, s->table[--s->n_blocks]);
 }
 
+/* Keeps the blocks of the first len tokens. */
+static void keep_tokens(tamis_session *session, tamis_sequence *s, int32_t len)
+{
+    const int32_t block_tokens = session->params.block_tokens;
+    keep_blocks(session, s, len / block_tokens + (len % block_tokens != 0));
+}
+
+void tamis_session_trim_blocks(tamis_session *session, int32_t seq)
+{
+    keep_tokens(session, &session->sequences[seq], session->sequences[seq].len);
+}
+
 tamis_status tamis_seq_drop(tamis_session *session, int32_t seq, tamis_error *err)
 {
     tamis_sequence *s = NULL;
@@ -97,7 +109,6 @@ tamis_status tamis_seq_rollback(tamis_session *session, int32_t seq, int32_t len
     tamis_sequence *s = NULL;
     TAMIS_TRY(tamis_session_find_seq(session, seq, &s, err));
     const int32_t floor = tamis_seq_rollback_floor(session, seq);
-    const int32_t block_tokens = session->params.block_tokens;
     if (len < 0 || len > s->len)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "sequence %d: rollback to %d, its length is %d", seq, len, s->len);
@@ -105,7 +116,7 @@ tamis_status tamis_seq_rollback(tamis_session *session, int32_t seq, int32_t len
         return tamis_fail(err, TAMIS_STATUS_LIMIT,
                           "sequence %d: rollback to %d, allowed %d..%d and 0 (max_rollback %d)",
                           seq, len, floor, s->len, session->params.max_rollback);
-    keep_blocks(session, s, len / block_tokens + (len % block_tokens != 0));
+    keep_tokens(session, s, len);
     s->len = len;
     if (len == 0)
         s->high = s->base = 0; /* nothing in the rings is history any more */

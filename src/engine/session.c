@@ -52,6 +52,7 @@ static void set_sizes(tamis_session *session, const tamis_model *model,
     session->model = model;
     session->params = *params;
     session->table_width = tamis_session_table_width(params);
+    session->hidden_of = session->draft_of = -1;
 }
 
 tamis_status tamis_session_workspace_measure(const tamis_model *model,
@@ -63,7 +64,7 @@ tamis_status tamis_session_workspace_measure(const tamis_model *model,
     set_sizes(&sizes, model, params);
     layout(&sizes, &arena);
     if (arena.used == SIZE_MAX ||
-        !tamis_size_mul((size_t)params->max_num_logits,
+        !tamis_size_mul((size_t)params->max_num_logits + (params->mtp ? 1 : 0),
                         (size_t)model->info.vocab_size * sizeof(float), logits))
         return tamis_fail(err, TAMIS_STATUS_LIMIT,
                           "session: tables of %d sequences and %d logits rows exceed the address "

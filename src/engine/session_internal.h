@@ -55,13 +55,15 @@ struct tamis_session {
     tamis_net *net;
     tamis_block_pool pool;
     void *workspace; /* sequences and step buffers lie here */
-    float *logits;   /* [max_num_logits][vocab_size] */
+    float *logits;   /* [max_num_logits][vocab_size]; with params.mtp one more row, for drafts */
     int32_t n_logits;
     tamis_step_buffers step;
     tamis_sequence *sequences; /* [max_num_seqs] */
     tamis_prefix_cache prefix; /* with prefix_caching; else all-zero */
     tamis_prefix_tally prefix_tally;
     uint64_t step_number;
+    int32_t hidden_of; /* sequence whose step left its hidden states in the network; -1: none */
+    int32_t draft_of;  /* sequence whose draft can go on; -1: none */
 };
 
 /* Bytes of workspace and logits. errors: LIMIT (address space) */
@@ -86,6 +88,18 @@ int32_t tamis_session_take_block(tamis_session *session);
 void tamis_prefix_step_begin(tamis_session *session);
 void tamis_prefix_step_commit(tamis_session *session);
 void tamis_prefix_step_abort(tamis_session *session);
+
+/* ---------------------------------------------------------------- for drafting (draft.h) */
+
+/* Blocks for n_new positions behind a sequence, as a step takes them (no prefix entry makes room);
+ * its table lies in step.block_table. errors: NO_BLOCKS, nothing has changed */
+tamis_status tamis_session_take_blocks(tamis_session *session, int32_t seq, int32_t n_new,
+                                       tamis_error *err);
+/* Gives back blocks behind the sequence's tokens. */
+void tamis_session_trim_blocks(tamis_session *session, int32_t seq);
+/* What to tell of a NaN: `where` is a TAMIS_NET_FAULT_ENDS or a layer. */
+tamis_status tamis_session_tell_fault(const tamis_session *session, int32_t where,
+                                      tamis_error *err);
 
 /* ---------------------------------------------------------------- for tests */
 

@@ -230,6 +230,18 @@ static void commit_blocks(tamis_session *session)
     session->step.n_claims = 0;
 }
 
+tamis_status tamis_session_take_blocks(tamis_session *session, int32_t seq, int32_t n_new,
+                                       tamis_error *err)
+{
+    session->step.n_claims = 0;
+    const tamis_status st = reserve_request(session, 0, seq, n_new, err);
+    if (st == TAMIS_STATUS_OK)
+        commit_blocks(session);
+    else
+        give_back(session);
+    return st;
+}
+
 static int32_t run(tamis_session *session)
 {
     const tamis_step_buffers *step = &session->step;
@@ -254,16 +266,13 @@ static void commit_lengths(tamis_session *session)
         s->high = s->len > s->high ? s->len : s->high;
     }
     session->n_logits = step->n_logits;
+    session->hidden_of = step->n_reqs == 1 ? step->seqs[0] : -1;
 }
 
 /* Every stage is checked as it ends, so the damage lies where the fault came up. */
-static tamis_status fail_run(tamis_session *session, int32_t where, tamis_error *err)
+tamis_status tamis_session_tell_fault(const tamis_session *session, int32_t where, tamis_error *err)
 {
     tamis_weight_fault fault;
-    session->n_logits = 0;
-    tamis_prefix_step_abort(session);
-    for (int32_t i = 0; i < session->step.n_reqs; i++)
-        session->sequences[session->step.seqs[i]].is_faulty = true;
     if (tamis_weights_find_fault(session->model->checkpoint, &session->model->config, where,
                                  &fault))
         return tamis_fail(err, TAMIS_STATUS_FORMAT,
@@ -279,11 +288,21 @@ static tamis_status fail_run(tamis_session *session, int32_t where, tamis_error 
                       where);
 }
 
+static tamis_status fail_run(tamis_session *session, int32_t where, tamis_error *err)
+{
+    session->n_logits = 0;
+    tamis_prefix_step_abort(session);
+    for (int32_t i = 0; i < session->step.n_reqs; i++)
+        session->sequences[session->step.seqs[i]].is_faulty = true;
+    return tamis_session_tell_fault(session, where, err);
+}
+
 tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds, int32_t n_feeds,
                                 tamis_error *err)
 {
     if (session == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "session is NULL");
+    session->hidden_of = session->draft_of = -1;
     TAMIS_TRY(check_feeds(session, feeds, n_feeds, err));
     tamis_status st = reserve_with_eviction(session, feeds, n_feeds, err);
     if (st == TAMIS_STATUS_OK)
