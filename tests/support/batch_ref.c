@@ -2,9 +2,9 @@
 
 #include <stddef.h>
 
-static int n_new(const ref_batch *b, int req)
+static int64_t n_new(const ref_batch *b, int req)
 {
-    return b->query_start[req + 1] - b->query_start[req];
+    return (int64_t)b->query_start[req + 1] - b->query_start[req];
 }
 
 int ref_num_real(const ref_batch *b)
@@ -78,7 +78,7 @@ static const char *bad_sharing(const ref_batch *b)
 {
     const int n = ref_num_real(b);
     for (int i = 0; i < n; i++)
-        for (int pos = b->seq_len[i] - n_new(b, i); pos < b->seq_len[i];) {
+        for (int pos = (int)(b->seq_len[i] - n_new(b, i)); pos < b->seq_len[i];) {
             const int column = column_of(b, pos), block = block_of(b, i, column);
             for (int j = 0; j < n; j++)
                 for (int c = 0; c * b->block_tokens < b->seq_len[j]; c++)
@@ -124,7 +124,8 @@ int ref_tokens(const ref_batch *b, ref_token *out)
     int n = 0;
     for (int i = 0; i < ref_num_real(b); i++)
         for (int j = 0; j < n_new(b, i); j++) {
-            const int pos = b->seq_len[i] - n_new(b, i) + j, column = column_of(b, pos);
+            const int pos = (int)(b->seq_len[i] - n_new(b, i)) + j;
+            const int column = column_of(b, pos);
             const long offset = pos - column * b->block_tokens;
             out[n++] = (ref_token){i, pos, (long)block_of(b, i, column) * b->block_tokens + offset};
         }

@@ -46,7 +46,7 @@ static void reorder_examples(void **state)
     expect_order((int32_t[]){1, 1, 0, 5}, 4, 1, 0, NULL, (int32_t[]){1, 1, 0, 5});
     expect_order((int32_t[]){5, 5}, 2, 1, 0, NULL, (int32_t[]){5, 5});
     expect_order((int32_t[]){5, 1}, 2, 1, 1, (tamis_swap[]){{0, 1}}, (int32_t[]){1, 5});
-    expect_order(NULL, 0, 16, 0, NULL, NULL);
+    expect_order((int32_t[]){0}, 0, 16, 0, NULL, (int32_t[]){0});
 }
 
 static void reorder_refuses(void **state)

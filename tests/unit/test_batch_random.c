@@ -15,7 +15,7 @@
 #include "support/sanitized.h"
 #include "support/sfa_rig.h"
 
-#define N_BATCHES (TEST_IS_SANITIZED ? 3000 : 100000)
+#define N_BATCHES (TEST_IS_SANITIZED ? 8000 : 100000)
 
 #define MAX_REQS   12
 #define MAX_TOKENS 1024
