@@ -275,7 +275,11 @@ static void hand_more_new_tokens_than_length(void **state)
     (void)state;
     hand h = hand_open(1, 4, 1, 32);
     const int32_t start[] = {0, 4}, lens[] = {2};
-    const tamis_batch batch = {1, start, lens, h.seq.table, TEST_SFA_BLOCKS, NULL};
+    const tamis_batch batch = {.num_reqs = 1,
+                               .query_start_loc = start,
+                               .seq_lens = lens,
+                               .block_table = h.seq.table,
+                               .block_table_stride = TEST_SFA_BLOCKS};
     tamis_error err = {0};
     assert_int_equal(tamis_sfa_plan_build(h.rig.plan, &batch, &err), TAMIS_STATUS_INVALID);
     assert_non_null(strstr(err.text, "seq_len is 2, must be at least its 4 new tokens"));

@@ -357,6 +357,53 @@ static void strangers_in_a_step(void **state)
     test_sfa_rig_close(&rig);
 }
 
+/* Layers of other sizes, rotations and list lengths in the same caches and plan. */
+static void layers_of_different_kinds(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("kinds", 7);
+    tamis_sfa_config c[4] = {test_sfa_odd_config(TEST_SFA_V32), test_sfa_odd_config(TEST_SFA_GLM),
+                             test_sfa_odd_config(TEST_SFA_GLM), test_sfa_odd_config(TEST_SFA_V32)};
+    c[1].index_topk = 0;
+    c[2].index_topk = 20;
+    c[2].num_heads = 7;
+    c[2].kv_lora_rank = 50;
+    c[2].index_n_heads = 17;
+    c[3].hidden_size = 66;
+    c[3].qk_rope_head_dim = 12;
+    c[3].index_head_dim = 13;
+    test_sfa_layer owners[4];
+    tamis_sfa_layer layers[4];
+    test_sfa_result alone[4];
+    float *x[4], *out = test_take(N * 66, sizeof *out);
+    for (int i = 0; i < 4; i++) {
+        owners[i] = test_sfa_layer_random(&c[i], TAMIS_DTYPE_BF16, &rng);
+        layers[i] = owners[i].layer;
+        x[i] = test_inputs(N, c[i].hidden_size, &rng);
+        alone[i] = test_sfa_straight(&layers[i], TAMIS_DTYPE_F32, x[i], N);
+    }
+    const tamis_cache_params params = test_sfa_params(N);
+    test_sfa_rig rig = test_sfa_rig_open(layers, 4, &params, N, 3);
+    test_sfa_seq seq = test_sfa_seq_open(&rig);
+    test_sfa_poison(&rig, NAN);
+    for (int32_t first = 0, n; first < N; first += n) {
+        n = first == 0 ? N - 40 : 8;
+        test_sfa_plan(&rig, (test_sfa_seq *[]){&seq}, &n, 1);
+        for (int i = 0; i < 4; i++) {
+            const int32_t hidden = c[i].hidden_size;
+            test_sfa_run(&rig, i, x[i] + first * hidden, out);
+            test_assert_same_bits(out, alone[i].out + first * hidden, n, hidden, "kinds");
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        test_sfa_layer_free(&owners[i]);
+        test_sfa_result_free(&alone[i]);
+        free(x[i]);
+    }
+    free(out);
+    test_sfa_rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -364,7 +411,7 @@ int main(void)
         cmocka_unit_test(shared_tokens_change_nothing), cmocka_unit_test(cpu_levels_change_nothing),
         cmocka_unit_test(blocks_change_nothing),        cmocka_unit_test(rollback_changes_nothing),
         cmocka_unit_test(fork_by_block_copy),           cmocka_unit_test(walks_change_nothing),
-        cmocka_unit_test(strangers_in_a_step),
+        cmocka_unit_test(strangers_in_a_step),          cmocka_unit_test(layers_of_different_kinds),
     };
     return cmocka_run_group_tests(tests, open_subjects, close_subjects);
 }
