@@ -16,6 +16,8 @@ need_command pkg-config pkg-config
 need_library jansson libjansson-dev
 need_library libpcre2-8 libpcre2-dev
 need_library libutf8proc libutf8proc-dev
+need_library libxxhash libxxhash-dev
+need_library libzstd libzstd-dev # optional, but tested
 need_library cmocka libcmocka-dev
 [ -z "$missing" ] && exit 0
 

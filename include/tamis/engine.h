@@ -146,6 +146,33 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_rollback(tamis_session *sessio
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_fork(tamis_session *session, int32_t seq,
                                                        int32_t *new_seq, tamis_error *err);
 
+/**
+ * Save a sequence to a file, so that another session of the same model, in this or another process,
+ * goes on with the same bits. The file appears under `path` complete or not at all: whoever kills
+ * the process leaves the old file, the new one, or none (and at most a temporary one beside it,
+ * PATH.XXXXXX). It holds rows of the caches and, with prefix_caching, the token ids: like the text
+ * itself it should be read by its owner only, and is created so.
+ * errors: INVALID (no such sequence), STATE (faulty), IO (no space, no such folder, ...: nothing is
+ * left behind), NO_MEMORY (about twice the rows of one block)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_save(const tamis_session *session, int32_t seq,
+                                                       const char *path, tamis_error *err);
+/** The same, packed with zstd at level 1..19 (0: not). errors: UNSUPPORTED too: built without it */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_save_packed(const tamis_session *session,
+                                                              int32_t seq, const char *path,
+                                                              int32_t level, tamis_error *err);
+/**
+ * Load a saved sequence into an empty one. Threads, numbers of sequences and blocks, tokens per
+ * step and max_rollback of the two sessions may differ; the rollback floor is that of the saved
+ * sequence, or higher where this session's rings are smaller. Nothing has changed on failure.
+ * errors   FORMAT (damaged, cut or too long, no saved sequence), UNSUPPORTED (version, another
+ *          model, kv_cache_dtype, block_tokens, mtp; no token ids, which prefix_caching needs),
+ *          LIMIT (longer than max_model_len), each with the file, the field, the value seen and the
+ *          one allowed; NO_BLOCKS; STATE (the sequence is not empty); IO, NO_MEMORY, INVALID
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_load(tamis_session *session, int32_t seq,
+                                                       const char *path, tamis_error *err);
+
 /* ---------------------------------------------------------------- steps */
 
 typedef enum tamis_logits_want {
