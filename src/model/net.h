@@ -8,6 +8,8 @@
 #ifndef TAMIS_MODEL_NET_H
 #define TAMIS_MODEL_NET_H
 
+#include <assert.h>
+
 #include "caches/cache_store.h"
 #include "model/moe.h"
 #include "model/tap.h"
@@ -121,6 +123,7 @@ static inline tamis_status tamis_net_plan_draft(tamis_net *net, const tamis_batc
 }
 static inline int32_t tamis_net_draft_forward(tamis_net *net, const tamis_net_draft *draft)
 {
+    assert(net->params.draft && draft->n_rows <= net->params.plan.max_num_seqs);
     return net->ops->draft(net, draft);
 }
 
