@@ -289,11 +289,11 @@ static int parse_environment(cli_args *args)
 
 /* ---------------------------------------------------------------- the whole */
 
-static int check_groups(const cli_args *args)
+static int check_group(const cli_args *args, cli_option_group group)
 {
     int first = -1;
     for (int id = 0; id < CLI_NUM_OPTIONS; id++) {
-        if (cli_options[id].group != CLI_GROUP_INPUT || !args->value[id].is_set)
+        if (cli_options[id].group != group || !args->value[id].is_set)
             continue;
         if (first >= 0) {
             cli_fail(CLI_EXIT_USAGE, "%s: %s and %s exclude each other", name_of(args),
@@ -302,9 +302,18 @@ static int check_groups(const cli_args *args)
         }
         first = id;
     }
+    return CLI_EXIT_OK;
+}
+
+static int check_groups(const cli_args *args)
+{
+    int code = check_group(args, CLI_GROUP_INPUT);
+    if (code == CLI_EXIT_OK)
+        code = check_group(args, CLI_GROUP_INDEX);
     const unsigned needs_input = 1u << CLI_GENERATE | 1u << CLI_PPL;
-    if (first >= 0 || (needs_input & (1u << args->command)) == 0)
-        return CLI_EXIT_OK;
+    if (code != CLI_EXIT_OK || is_group_set(args, CLI_GROUP_INPUT) ||
+        (needs_input & (1u << args->command)) == 0)
+        return code;
     cli_fail(CLI_EXIT_USAGE, "%s: an input is missing: %s", name_of(args),
              args->command == CLI_PPL ? "-f FILE or --ids FILE" : "-p TEXT, -f FILE or --ids FILE");
     return usage_hint(args);

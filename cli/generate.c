@@ -32,6 +32,7 @@ typedef struct generation {
     tamis_sampler *sampler;
     tamis_stream *stream; /* NULL: no tokenizer */
     tamis_stop *stop;
+    tamis_spec *spec;
     int64_t max_tokens;
     int32_t num_ids; /* ids that may be drawn: 0 .. num_ids-1 */
     bool prints_ids, is_json, keeps_eos;
@@ -90,6 +91,34 @@ static void choose_sampling(generation *g)
                  (unsigned long long)p->seed);
 }
 
+static void choose_drafter(generation *g)
+{
+    static const tamis_drafter drafters[] = {TAMIS_DRAFTER_MTP, TAMIS_DRAFTER_PROMPT_LOOKUP};
+    const cli_args *args = g->args;
+    for (int i = 0; i < 2; i++)
+        if (cli_has(args, CLI_OPT_DRAFT) &&
+            strcmp(cli_text(args, CLI_OPT_DRAFT), tamis_drafter_name(drafters[i])) == 0)
+            g->engine.drafter = drafters[i];
+}
+
+/* Tokens per step that are drafts: with the token before them they have to fit into a step. */
+static int choose_draft_tokens(generation *g, int32_t context, int32_t step_tokens)
+{
+    const cli_args *args = g->args;
+    int64_t n = tamis_spec_params_default().max_draft;
+    if (g->engine.drafter == TAMIS_DRAFTER_NONE)
+        return CLI_EXIT_OK;
+    if (cli_has(args, CLI_OPT_DRAFT_TOKENS))
+        n = args->value[CLI_OPT_DRAFT_TOKENS].integer;
+    n = n < context ? n : context - 1; /* more would never be guessed */
+    if (n > step_tokens - 1)
+        return cli_refuse(args, CLI_OPT_MAX_NUM_BATCHED_TOKENS,
+                          "too few tokens per step for the drafts and the token before them "
+                          "(--draft-tokens + 1)");
+    g->engine.draft_tokens = (int32_t)n;
+    return CLI_EXIT_OK;
+}
+
 static bool is_utf8(const char *text)
 {
     json_t *string = json_string(text); /* refuses everything else */
@@ -107,6 +136,14 @@ static int check_options(const generation *g)
     for (size_t i = 0; i < args->n_stops; i++)
         if (!is_utf8(args->stops[i]))
             return cli_refuse(args, CLI_OPT_STOP, "the string is not UTF-8");
+    if (cli_has(args, CLI_OPT_DRAFT_TOKENS) && g->engine.drafter == TAMIS_DRAFTER_NONE)
+        return cli_refuse(args, CLI_OPT_DRAFT_TOKENS, "needs --draft mtp or --draft prompt-lookup");
+    if (g->engine.drafter == TAMIS_DRAFTER_MTP && strcmp(g->engine.info->drafter, "mtp") != 0)
+        return cli_refuse(args, CLI_OPT_DRAFT,
+                          strcmp(g->engine.info->drafter, "dspark") == 0
+                              ? "the model folder has a DSpark drafter, which tamis does not run; "
+                                "allowed: none, prompt-lookup"
+                              : "the model folder has no MTP block; allowed: none, prompt-lookup");
     if (cli_has(args, CLI_OPT_JSON) && cli_has(args, CLI_OPT_PRINT_IDS))
         return cli_refuse(args, CLI_OPT_PRINT_IDS, "not together with --json, which has the ids");
     return CLI_EXIT_OK;
@@ -130,6 +167,29 @@ static int read_prompt(generation *g)
     return code;
 }
 
+static bool is_eos(const generation *g, int32_t id)
+{
+    const tamis_model_info *info = g->engine.info;
+    for (int32_t i = 0; i < info->n_eos_token_ids; i++)
+        if (info->eos_token_ids[i] == id)
+            return true;
+    return info->n_eos_token_ids == 0 && g->engine.tokenizer != NULL &&
+           tamis_tokenizer_get_info(g->engine.tokenizer).eos_id == id;
+}
+
+/* The drafter, if any; the prompt and the steps go through it in any case. */
+static int open_speculation(generation *g)
+{
+    tamis_error err = {0};
+    tamis_spec_params p = tamis_spec_params_default();
+    if (g->engine.draft_tokens > 0) {
+        p.drafter = g->engine.drafter;
+        p.max_draft = g->engine.draft_tokens;
+    }
+    const tamis_status st = tamis_spec_open(&g->spec, g->engine.session, g->engine.seq, &p, &err);
+    return st == TAMIS_STATUS_OK ? CLI_EXIT_OK : cli_fail(cli_exit_code(st), "%s", err.text);
+}
+
 /* Context for the prompt and all new tokens; 4096 if their number is open. */
 static int open_session(generation *g)
 {
@@ -148,7 +208,9 @@ static int open_session(generation *g)
             (long long)n_prompt, (int)(context - (n_new != 0)), (int)context,
             (int)g->engine.info->max_position_embeddings);
     const int32_t step_tokens = cli_engine_step_tokens(&g->engine, context, false);
-    return cli_engine_open_session(&g->engine, context, step_tokens, 1);
+    const int code = choose_draft_tokens(g, context, step_tokens);
+    return code != CLI_EXIT_OK ? code
+                               : cli_engine_open_session(&g->engine, context, step_tokens, 1);
 }
 
 static int open_sampling(generation *g)
@@ -234,17 +296,16 @@ static int show_rest(generation *g)
 static int feed_prompt(generation *g)
 {
     cli_progress progress;
+    tamis_error err = {0};
     const int32_t n = (int32_t)g->prompt.n;
     const double started = cli_seconds();
     cli_progress_start(&progress, "prompt", n);
     for (int32_t at = 0; at < n && !cli_interrupted();) {
         const int32_t left = n - at;
         const int32_t chunk = left < g->engine.step_tokens ? left : g->engine.step_tokens;
-        const int code =
-            cli_engine_step(&g->engine, g->prompt.values + at, chunk,
-                            chunk == left ? TAMIS_LOGITS_LAST : TAMIS_LOGITS_NONE, NULL);
-        if (code != CLI_EXIT_OK)
-            return code;
+        const tamis_status st = tamis_spec_prompt(g->spec, g->prompt.values + at, chunk, &err);
+        if (st != TAMIS_STATUS_OK)
+            return cli_fail(cli_exit_code(st), "%s", err.text);
         at += chunk;
         g->n_prompt_fed = (size_t)at;
         cli_progress_show(&progress, at);
@@ -252,16 +313,6 @@ static int feed_prompt(generation *g)
     cli_progress_clear(&progress);
     g->prompt_seconds = cli_seconds() - started;
     return CLI_EXIT_OK;
-}
-
-static bool is_eos(const generation *g, int32_t id)
-{
-    const tamis_model_info *info = g->engine.info;
-    for (int32_t i = 0; i < info->n_eos_token_ids; i++)
-        if (info->eos_token_ids[i] == id)
-            return true;
-    return info->n_eos_token_ids == 0 && g->engine.tokenizer != NULL &&
-           tamis_tokenizer_get_info(g->engine.tokenizer).eos_id == id;
 }
 
 static finish_reason limit_reached(const generation *g)
@@ -275,24 +326,33 @@ static finish_reason limit_reached(const generation *g)
     return GOING_ON;
 }
 
-/* Draws from the last step's logits, shows the token, and feeds it unless that was the last one. */
-static int generate_one(generation *g)
+/* A token that was drawn: shown, unless it ends the text; may be the last one. */
+static int take_token(generation *g, int32_t id)
 {
-    const int32_t id =
-        tamis_sampler_draw(g->sampler, tamis_session_logits(g->engine.session, 0), g->num_ids);
     if (!g->keeps_eos && is_eos(g, id)) {
         g->finish = FINISH_EOS;
         g->eos_id = id;
         return CLI_EXIT_OK;
     }
-    int code = show_id(g, id);
+    const int code = show_id(g, id);
     if (code == CLI_EXIT_OK && !cli_out_flush())
         g->finish = FINISH_OUTPUT_FAILED; /* the message comes with the last flush */
-    if (code != CLI_EXIT_OK || g->finish != GOING_ON)
-        return code;
-    g->finish = limit_reached(g);
-    if (g->finish == GOING_ON)
-        code = cli_engine_step(&g->engine, &id, 1, TAMIS_LOGITS_LAST, NULL);
+    if (code == CLI_EXIT_OK && g->finish == GOING_ON)
+        g->finish = limit_reached(g);
+    return code;
+}
+
+/* One step; what was drawn behind the end is not looked at. */
+static int generate_step(generation *g)
+{
+    int32_t tokens[1 + TAMIS_MAX_DRAFT], n;
+    tamis_error err = {0};
+    const tamis_status st = tamis_spec_next(g->spec, g->sampler, g->num_ids, tokens, &n, &err);
+    if (st != TAMIS_STATUS_OK)
+        return cli_fail(cli_exit_code(st), "%s", err.text);
+    int code = CLI_EXIT_OK;
+    for (int32_t i = 0; i < n && code == CLI_EXIT_OK && g->finish == GOING_ON; i++)
+        code = take_token(g, tokens[i]);
     return code;
 }
 
@@ -303,7 +363,7 @@ static int run_steps(generation *g)
     if (code == CLI_EXIT_OK)
         g->finish = limit_reached(g);
     while (code == CLI_EXIT_OK && g->finish == GOING_ON)
-        code = generate_one(g);
+        code = generate_step(g);
     const int rest = show_rest(g);
     g->seconds = cli_seconds() - started;
     return code != CLI_EXIT_OK ? code : rest;
@@ -331,6 +391,11 @@ static void print_json(const generation *g)
     json_object_set_new(object, "finish_reason", json_string(finish_word(g->finish)));
     json_object_set_new(object, "prompt_tokens", json_integer((json_int_t)g->prompt.n));
     json_object_set_new(object, "generated_tokens", json_integer((json_int_t)g->ids.n));
+    if (g->engine.draft_tokens > 0) {
+        const tamis_spec_stats s = tamis_spec_get_stats(g->spec);
+        json_object_set_new(object, "drafted_tokens", json_integer((json_int_t)s.n_drafted));
+        json_object_set_new(object, "accepted_tokens", json_integer((json_int_t)s.n_accepted));
+    }
     if (g->sampling.temperature > 0.0f)
         json_object_set_new(object, "seed", json_integer((json_int_t)g->sampling.seed));
     cli_out_json(object, 0);
@@ -347,6 +412,17 @@ static void start_fresh_line(void)
 {
     if (!cli_out_is_at_line_start() && !cli_message_is_quiet() && cli_out_is_shared_with_stderr())
         fputc('\n', stderr);
+}
+
+static void print_drafts(const generation *g)
+{
+    const tamis_spec_stats s = tamis_spec_get_stats(g->spec);
+    if (g->engine.draft_tokens > 0)
+        cli_info("draft:  %s, %llu tokens guessed, %llu right (%.1f %%); %.2f tokens per step",
+                 tamis_drafter_name(g->engine.drafter), (unsigned long long)s.n_drafted,
+                 (unsigned long long)s.n_accepted,
+                 s.n_drafted > 0 ? 100.0 * (double)s.n_accepted / (double)s.n_drafted : 0.0,
+                 s.n_steps > 0 ? (double)s.n_tokens / (double)s.n_steps : 0.0);
 }
 
 static void print_end(const generation *g)
@@ -368,11 +444,13 @@ static void print_end(const generation *g)
     cli_info("speed:  prompt %zu tokens, %.1f tok/s; generated %zu tokens, %.1f tok/s",
              g->n_prompt_fed, per_second(g->n_prompt_fed, g->prompt_seconds), g->ids.n,
              per_second(g->ids.n, g->seconds));
+    print_drafts(g);
 }
 
 static int run(generation *g)
 {
     int code = cli_engine_open_model(&g->engine, g->args);
+    choose_drafter(g);
     if (code == CLI_EXIT_OK)
         code = check_options(g);
     if (code == CLI_EXIT_OK)
@@ -381,6 +459,8 @@ static int run(generation *g)
         code = open_session(g);
     if (code == CLI_EXIT_OK)
         code = open_sampling(g);
+    if (code == CLI_EXIT_OK)
+        code = open_speculation(g);
     if (code != CLI_EXIT_OK)
         return code;
     g->prints_ids = !g->is_json && (g->stream == NULL || cli_has(g->args, CLI_OPT_PRINT_IDS));
@@ -397,6 +477,7 @@ int cli_cmd_generate(const cli_args *args)
                     .is_json = cli_has(args, CLI_OPT_JSON),
                     .keeps_eos = cli_has(args, CLI_OPT_IGNORE_EOS)};
     const int code = run(&g);
+    tamis_spec_close(&g.spec);
     tamis_stop_close(&g.stop);
     tamis_stream_close(&g.stream);
     tamis_sampler_close(&g.sampler);

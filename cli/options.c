@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <tamis/speculation.h>
+
 #define G       (1u << CLI_GENERATE)
 #define L       (1u << CLI_LOGITS)
 #define P       (1u << CLI_PPL)
@@ -43,6 +45,7 @@ const cli_command cli_commands[CLI_NUM_COMMANDS] = {
 };
 
 static const char *const kv_cache_dtypes[] = {"bf16", "f32", NULL};
+static const char *const drafters[] = {"none", "mtp", "prompt-lookup", NULL};
 
 const cli_option cli_options[CLI_NUM_OPTIONS] = {
     [CLI_OPT_MODEL] = {"model", {"-m"}, "Input", "DIR",
@@ -83,6 +86,14 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         "the same seed gives the same text, at any thread count; -1: random", "random, printed",
         CLI_KIND_SEED, .commands = G},
 
+    [CLI_OPT_DRAFT] = {"draft", {NULL}, "Drafting", "HOW",
+        "guess further tokens, which the model checks in one step; the text stays the same. mtp: the "
+        "model's own MTP block; prompt-lookup: what followed the last tokens earlier in the text",
+        "none", CLI_KIND_CHOICE, .commands = G, .choices = drafters},
+    [CLI_OPT_DRAFT_TOKENS] = {"draft-tokens", {"--draft-max"}, "Drafting", "N",
+        "tokens to guess per step", "3", CLI_KIND_INT, .commands = G, .min = 1,
+        .max = TAMIS_MAX_DRAFT},
+
     [CLI_OPT_POSITIONS] = {"positions", {NULL}, "Output", "all|last|FILE",
         "which rows to write, in this order; a file holds integers from 0", "all",
         CLI_KIND_TEXT, .commands = L},
@@ -117,6 +128,14 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
     [CLI_OPT_KV_CACHE_DTYPE] = {"kv-cache-dtype", {NULL}, "Engine", "TYPE",
         "number format of cached keys and values: bf16 or f32", "bf16",
         CLI_KIND_CHOICE, .commands = G | L | P, .choices = kv_cache_dtypes},
+    [CLI_OPT_INDEX_TOPK_FREQ] = {"index-topk-freq", {NULL}, "Engine", "N",
+        "IndexCache: of the layers with an indexer the first two and then every N-th select for "
+        "themselves, the others use that; the results change unless the model was made for it",
+        "the model's",
+        CLI_KIND_INT, CLI_GROUP_INDEX, .commands = G | L | P, .min = 1, .max = MAX_INT},
+    [CLI_OPT_INDEX_TOPK_PATTERN] = {"index-topk-pattern", {NULL}, "Engine", "FS..",
+        "the same, layer by layer: F its own selection, S an earlier layer's", "the model's",
+        CLI_KIND_TEXT, CLI_GROUP_INDEX, .commands = G | L | P},
     [CLI_OPT_MEMORY_LIMIT] = {"memory-limit", {NULL}, "Engine", "SIZE",
         "refuse to take more than this: 800MiB, 12GiB, or bytes", "what the system has available",
         CLI_KIND_SIZE, .commands = G | L | P},

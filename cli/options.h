@@ -38,6 +38,8 @@ typedef enum cli_option_id {
     CLI_OPT_TOP_P,
     CLI_OPT_MIN_P,
     CLI_OPT_SEED,
+    CLI_OPT_DRAFT,
+    CLI_OPT_DRAFT_TOKENS,
     CLI_OPT_POSITIONS,
     CLI_OPT_OUTPUT,
     CLI_OPT_WINDOW,
@@ -50,6 +52,8 @@ typedef enum cli_option_id {
     CLI_OPT_MAX_MODEL_LEN,
     CLI_OPT_MAX_NUM_BATCHED_TOKENS,
     CLI_OPT_KV_CACHE_DTYPE,
+    CLI_OPT_INDEX_TOPK_FREQ,
+    CLI_OPT_INDEX_TOPK_PATTERN,
     CLI_OPT_MEMORY_LIMIT,
     CLI_OPT_QUIET,
     CLI_NUM_OPTIONS
@@ -67,7 +71,11 @@ typedef enum cli_option_kind {
 } cli_option_kind;
 
 /* At most one option of a group other than none may be given. */
-typedef enum cli_option_group { CLI_GROUP_NONE = 0, CLI_GROUP_INPUT } cli_option_group;
+typedef enum cli_option_group {
+    CLI_GROUP_NONE = 0,
+    CLI_GROUP_INPUT,
+    CLI_GROUP_INDEX /* which layers select */
+} cli_option_group;
 
 #define CLI_MAX_NAMES 3
 

@@ -19,6 +19,17 @@ static void report_memory(const tamis_memory_plan *plan)
              cli_format_size(plan->weights_widened, widened));
 }
 
+static void report_indexers(const tamis_model_info *info)
+{
+    if (info->num_shared_indexers == 0)
+        return;
+    cli_info("index:  %d layers use an earlier layer's selection (IndexCache)%s",
+             (int)info->num_shared_indexers,
+             info->is_index_cache_approximate
+                 ? ": an approximation, config.json does not ask for it"
+                 : ", as config.json says");
+}
+
 void cli_report(const cli_engine *engine, const tamis_session_params *params,
                 const tamis_memory_plan *plan)
 {
@@ -35,5 +46,9 @@ void cli_report(const cli_engine *engine, const tamis_session_params *params,
     cli_info("run:    context %d tokens, %d per step, caches %s", (int)params->max_model_len,
              (int)params->max_num_batched_tokens,
              params->kv_cache_dtype == TAMIS_DTYPE_F32 ? "f32" : "bf16");
+    report_indexers(info);
+    if (engine->draft_tokens > 0)
+        cli_info("draft:  %s, up to %d tokens per step", tamis_drafter_name(engine->drafter),
+                 (int)engine->draft_tokens);
     report_memory(plan);
 }

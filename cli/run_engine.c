@@ -24,14 +24,35 @@ static bool has_tokenizer(const char *dir)
     return n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0;
 }
 
+static tamis_model_params model_params(const cli_args *args)
+{
+    tamis_model_params p = tamis_model_params_default();
+    if (cli_has(args, CLI_OPT_INDEX_TOPK_FREQ))
+        p.index_topk_freq = (int32_t)args->value[CLI_OPT_INDEX_TOPK_FREQ].integer;
+    if (cli_has(args, CLI_OPT_INDEX_TOPK_PATTERN))
+        p.index_topk_pattern = cli_text(args, CLI_OPT_INDEX_TOPK_PATTERN);
+    return p;
+}
+
+/* What these parameters can do wrong is INVALID. */
+static int open_failed(const cli_args *args, tamis_status st, const tamis_error *err)
+{
+    if (st == TAMIS_STATUS_INVALID && cli_has(args, CLI_OPT_INDEX_TOPK_FREQ))
+        return cli_refuse(args, CLI_OPT_INDEX_TOPK_FREQ, err->text);
+    if (st == TAMIS_STATUS_INVALID && cli_has(args, CLI_OPT_INDEX_TOPK_PATTERN))
+        return cli_refuse(args, CLI_OPT_INDEX_TOPK_PATTERN, err->text);
+    return cli_fail(cli_exit_code_of_model(st), "%s", err->text);
+}
+
 int cli_engine_open_model(cli_engine *engine, const cli_args *args)
 {
     tamis_error err = {0};
+    const tamis_model_params params = model_params(args);
     engine->args = args;
     engine->dir = cli_text(args, CLI_OPT_MODEL);
-    const tamis_status st = tamis_model_open(&engine->model, engine->dir, &err);
+    const tamis_status st = tamis_model_open_with(&engine->model, engine->dir, &params, &err);
     if (st != TAMIS_STATUS_OK)
-        return cli_fail(cli_exit_code_of_model(st), "%s", err.text);
+        return open_failed(args, st, &err);
     engine->info = tamis_model_get_info(engine->model);
     if (!has_tokenizer(engine->dir))
         return CLI_EXIT_OK;
@@ -121,7 +142,9 @@ static tamis_session_params session_params(const cli_engine *engine, int32_t con
     tamis_session_params p = tamis_session_params_default();
     p.max_model_len = context;
     p.max_num_batched_tokens = step_tokens;
-    p.max_num_logits = num_logits;
+    p.max_num_logits = num_logits + engine->draft_tokens;
+    p.max_rollback = p.max_rollback < engine->draft_tokens ? engine->draft_tokens : p.max_rollback;
+    p.mtp = engine->drafter == TAMIS_DRAFTER_MTP && engine->draft_tokens > 0;
     if (cli_has(args, CLI_OPT_THREADS))
         p.n_threads = (int32_t)args->value[CLI_OPT_THREADS].integer;
     if (cli_has(args, CLI_OPT_KV_CACHE_DTYPE))

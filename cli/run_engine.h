@@ -19,6 +19,9 @@ typedef struct cli_engine {
     int32_t seq;
     int32_t max_model_len; /* in force, once the session is open */
     int32_t step_tokens;   /* same */
+    /* generate sets these before the session is opened */
+    tamis_drafter drafter;
+    int32_t draft_tokens; /* per step; 0: none */
 } cli_engine;
 
 /* Model, and tokenizer if the folder has one. */

@@ -39,6 +39,29 @@ typedef struct tamis_model tamis_model;
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_model_open(tamis_model **out, const char *dir,
                                                          tamis_error *err);
+
+/** What may be chosen when a folder is opened. */
+typedef struct tamis_model_params {
+    size_t struct_size;
+    /*
+     * IndexCache: layers that use the selection of the nearest earlier layer that makes one, run no
+     * indexer and keep no index keys. Either of the two replaces what config.json says, in its own
+     * spelling; counted are the layers that can have an indexer (V4: those of ratio 4).
+     */
+    int32_t index_topk_freq;        /* the first two layers (GLM: index_skip_topk_offset), then every
+                                       freq-th select for themselves; 0: as config.json says */
+    const char *index_topk_pattern; /* a letter per layer, F: its own selection, S: an earlier one;
+                                       past its end all are F; NULL: as config.json says */
+} tamis_model_params;
+TAMIS_API tamis_model_params tamis_model_params_default(void);
+/**
+ * The same with parameters, which tamis_model_open leaves at their defaults. errors: as above;
+ * INVALID (a parameter: value seen and allowed; a layer is to select for itself, and the folder has
+ * no indexer for it: its number)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_model_open_with(tamis_model **out, const char *dir,
+                                                              const tamis_model_params *params,
+                                                              tamis_error *err);
 TAMIS_API void tamis_model_close(tamis_model **model);
 
 typedef struct tamis_model_info {
@@ -57,6 +80,9 @@ typedef struct tamis_model_info {
     int32_t index_topk;            /* rows that sparse attention selects for a token: of tokens, in
                                       V4 of compressed rows. Up to as many, nothing is left out */
     bool has_index_cache;          /* the config asks for top-k reuse between layers */
+    int32_t num_shared_indexers;   /* layers that use an earlier layer's selection, as it is run */
+    bool is_index_cache_approximate; /* one of them selects for itself by the config: the parameters
+                                        changed that, so the model is not quite the vendor's */
     int32_t num_nextn_predict_layers; /* MTP blocks by config.json */
     const char *drafter; /* what the folder holds: "mtp" (can draft), "dspark" (another kind of
                             drafter: listed, not run), "none" */

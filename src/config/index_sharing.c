@@ -9,6 +9,8 @@
  *                      index_skip_topk_offset in GLM and 2 elsewhere.
  *
  * V4 and V3.2 do all this only if use_index_cache is set. The first layer always has to be full.
+ *
+ * tamis_config_set_sharing puts a frequency or a pattern in place of all that, for any family.
  */
 #include "config/model_fields.h"
 
@@ -87,6 +89,12 @@ static tamis_status read_glm_rule(sharing_rule *rule, const tamis_config_object 
     return TAMIS_STATUS_OK;
 }
 
+/* V4: the layers of ratio 4; the others: every layer. */
+static bool may_share(const tamis_model_config *config, int32_t layer)
+{
+    return tamis_config_has_latent(config) || config->compress_ratios[layer] == 4;
+}
+
 tamis_status tamis_config_read_sharing(tamis_model_config *out, const tamis_config_object *root)
 {
     const bool is_glm = out->family == TAMIS_FAMILY_GLM_MOE_DSA;
@@ -102,11 +110,68 @@ tamis_status tamis_config_read_sharing(tamis_model_config *out, const tamis_conf
         TAMIS_TRY(tamis_config_bool(root, "use_index_cache", &is_on));
         TAMIS_TRY(read_pattern(&rule, root, 1));
     }
-    for (int32_t i = 0; is_on && i < out->num_hidden_layers; i++) {
-        if (!tamis_config_has_latent(out) && out->compress_ratios[i] != 4)
-            continue;
-        out->reuse_topk[i] = shares(&rule, n++);
-        out->has_index_cache = out->has_index_cache || out->reuse_topk[i];
-    }
+    out->index_skip_topk_offset = rule.offset;
+    for (int32_t i = 0; is_on && i < out->num_hidden_layers; i++)
+        if (may_share(out, i)) {
+            out->reuse_topk[i] = shares(&rule, n++);
+            out->has_index_cache = out->has_index_cache || out->reuse_topk[i];
+        }
+    return TAMIS_STATUS_OK;
+}
+
+/* ---------------------------------------------------------------- in place of the config's rule */
+
+static tamis_status check_rule(int32_t freq, const char *pattern, int32_t n_layers,
+                               tamis_error *err)
+{
+    if (freq != 0 && pattern != NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "model: index_topk_freq is %d and index_topk_pattern is \"%s\", allowed: "
+                          "one of them",
+                          freq, pattern);
+    if (n_layers == 0)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "model: %s is set, but the model has no layers with an indexer",
+                          freq != 0 ? "index_topk_freq" : "index_topk_pattern");
+    if (freq < 0)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "model: index_topk_freq is %d, allowed: 0 (as config.json says) or more",
+                          freq);
+    if (pattern != NULL && (pattern[0] != 'F' || pattern[strspn(pattern, "FS")] != '\0' ||
+                            strlen(pattern) > (size_t)n_layers))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "model: index_topk_pattern is \"%.80s\", allowed: F and S, F first, at "
+                          "most %d of them (layers with an indexer)",
+                          pattern, n_layers);
+    return TAMIS_STATUS_OK;
+}
+
+static int32_t num_indexers(const tamis_model_config *config)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < config->num_hidden_layers; i++)
+        n += may_share(config, i);
+    return config->index_topk == 0 ? 0 : n;
+}
+
+tamis_status tamis_config_set_sharing(tamis_model_config *config, int32_t freq, const char *pattern,
+                                      tamis_error *err)
+{
+    const sharing_rule rule = {NULL, pattern, freq, config->index_skip_topk_offset};
+    int32_t n = 0;
+    if (freq == 0 && pattern == NULL)
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(check_rule(freq, pattern, num_indexers(config), err));
+    if (shares(&rule, 0))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "model: index_topk_freq is %d, but with index_skip_topk_offset %d the "
+                          "first layer would have no earlier one",
+                          freq, config->index_skip_topk_offset);
+    for (int32_t i = 0; i < config->num_hidden_layers; i++)
+        if (may_share(config, i)) {
+            const bool is_shared = shares(&rule, n++);
+            config->is_index_cache_approximate |= is_shared && !config->reuse_topk[i];
+            config->reuse_topk[i] = is_shared;
+        }
     return TAMIS_STATUS_OK;
 }

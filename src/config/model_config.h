@@ -46,6 +46,8 @@ typedef struct tamis_model_config {
      * index_topk_pattern. GLM: indexer_types, index_topk_pattern, or freq with offset. */
     bool reuse_topk[TAMIS_MAX_LAYERS];
     bool has_index_cache;
+    bool is_index_cache_approximate; /* tamis_config_set_sharing made layers share beyond that */
+    int32_t index_skip_topk_offset;  /* of the rule of index_topk_freq: see index_sharing.c */
     /* GLM: the MTP block selects once per drafted sequence of tokens; later ones reuse that. */
     bool index_share_for_mtp_iteration;
     bool index_rope_interleave;      /* GLM true, V3.2 false: fixed per family */
@@ -92,6 +94,12 @@ tamis_status tamis_model_config_read(tamis_model_config *out, const char *dir, t
 /* The same from text; generation may be NULL. `path` only names the file in messages. */
 tamis_status tamis_model_config_parse(tamis_model_config *out, const char *path, const char *text,
                                       size_t bytes, const char *generation, size_t generation_bytes,
+                                      tamis_error *err);
+/*
+ * Another reuse_topk, by a frequency or a pattern in place of the config's (index_sharing.c), for
+ * any family. 0 and NULL leave it as it is. errors: INVALID
+ */
+tamis_status tamis_config_set_sharing(tamis_model_config *config, int32_t freq, const char *pattern,
                                       tamis_error *err);
 /* Attention dimensions of a layer, of V4 and of the others; num_hidden_layers: of an MTP block. */
 tamis_dsa_config tamis_model_config_dsa(const tamis_model_config *config, int32_t layer);

@@ -1,7 +1,10 @@
+#include <string.h>
+
 #include "core/error.h"
 #include "core/mem.h"
 #include "engine/model_internal.h"
 #include "model/net.h"
+#include "weights/names.h"
 
 static const char *name_drafter(tamis_mtp_kind kind)
 {
@@ -9,6 +12,42 @@ static const char *name_drafter(tamis_mtp_kind kind)
         [TAMIS_MTP_NONE] = "none", [TAMIS_MTP_BLOCK] = "mtp", [TAMIS_MTP_DSPARK] = "dspark"};
     return names[kind];
 }
+
+/* ---------------------------------------------------------------- IndexCache */
+
+static bool has_indexer(tamis_checkpoint *checkpoint, const tamis_model_config *config,
+                        int32_t layer)
+{
+    const tamis_names *names = tamis_names_of(config->family);
+    char name[TAMIS_NAME_BYTES];
+    for (int i = 0; tamis_names_spell(names, name, TAMIS_WEIGHT_INDEX_WQ_B,
+                                      (tamis_weight_place){.layer = layer}, i);
+         i++)
+        if (tamis_checkpoint_find(checkpoint, name) != NULL)
+            return true;
+    return false;
+}
+
+/* The parameters' rule in place of the config's. */
+static tamis_status set_sharing(tamis_model *model, const tamis_model_params *params,
+                                tamis_error *err)
+{
+    tamis_model_config *c = &model->config;
+    bool before[TAMIS_MAX_LAYERS];
+    memcpy(before, c->reuse_topk, sizeof before);
+    TAMIS_TRY(
+        tamis_config_set_sharing(c, params->index_topk_freq, params->index_topk_pattern, err));
+    for (int32_t i = 0; i < c->num_hidden_layers; i++)
+        if (before[i] && !c->reuse_topk[i] && !has_indexer(model->checkpoint, c, i))
+            return tamis_fail(
+                err, TAMIS_STATUS_INVALID,
+                "model: %s makes layer %d select for itself, but the folder has no "
+                "indexer for it, allowed: S",
+                params->index_topk_freq != 0 ? "index_topk_freq" : "index_topk_pattern", i);
+    return TAMIS_STATUS_OK;
+}
+
+/* ---------------------------------------------------------------- open and close */
 
 static void fill_info(tamis_model *model)
 {
@@ -30,32 +69,52 @@ static void fill_info(tamis_model *model)
                                      .weight_bytes_widened = model->weights->widened_bytes,
                                      .index_topk = c->index_topk,
                                      .has_index_cache = c->has_index_cache,
+                                     .is_index_cache_approximate = c->is_index_cache_approximate,
                                      .num_nextn_predict_layers = c->num_nextn_predict_layers,
                                      .drafter = name_drafter(model->weights->mtp_kind)};
+    for (int32_t i = 0; i < c->num_hidden_layers; i++)
+        model->info.num_shared_indexers += c->reuse_topk[i];
     for (int32_t i = 0; i < c->n_eos_token_ids; i++)
         model->info.eos_token_ids[i] = c->eos_token_ids[i];
 }
 
-static tamis_status open_parts(tamis_model *model, const char *dir, tamis_error *err)
+static tamis_status open_parts(tamis_model *model, const char *dir,
+                               const tamis_model_params *params, tamis_error *err)
 {
     TAMIS_TRY(tamis_model_config_read(&model->config, dir, err));
     TAMIS_TRY(tamis_checkpoint_open(&model->checkpoint, dir, err));
+    TAMIS_TRY(set_sharing(model, params, err));
     TAMIS_TRY(tamis_model_weights_bind(&model->weights, model->checkpoint, &model->config, err));
     fill_info(model);
     return TAMIS_STATUS_OK;
 }
 
+tamis_model_params tamis_model_params_default(void)
+{
+    return (tamis_model_params){.struct_size = sizeof(tamis_model_params)};
+}
+
 tamis_status tamis_model_open(tamis_model **out, const char *dir, tamis_error *err)
 {
+    const tamis_model_params params = tamis_model_params_default();
+    return tamis_model_open_with(out, dir, &params, err);
+}
+
+tamis_status tamis_model_open_with(tamis_model **out, const char *dir,
+                                   const tamis_model_params *params, tamis_error *err)
+{
     tamis_status st;
-    if (out == NULL || dir == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "model: out or dir is NULL");
+    if (out == NULL || dir == NULL || params == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "model: out, dir or params is NULL");
     *out = NULL;
+    if (params->struct_size != sizeof *params)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "model: struct_size is %zu, must be %zu",
+                          params->struct_size, sizeof *params);
     TAMIS_TRY(tamis_cpu_check_environment(err));
     tamis_model *model = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *model);
     if (model == NULL)
         return tamis_fail_memory(err, "model", sizeof *model);
-    TAMIS_TRY_GOTO(open_parts(model, dir, err));
+    TAMIS_TRY_GOTO(open_parts(model, dir, params, err));
     *out = model;
     return TAMIS_STATUS_OK;
 fail:

@@ -137,6 +137,7 @@ static inline void expect_same(const tamis_model_config *a, const tamis_model_co
     SAME(compress_ratios);
     SAME(reuse_topk);
     SAME(has_index_cache);
+    SAME(index_share_for_mtp_iteration);
     SAME(rope_window);
     SAME(rope_compress);
     SAME(rope);

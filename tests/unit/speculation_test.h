@@ -129,12 +129,15 @@ static inline spec_run spec_run_open(test_engine *engine, const spec_truth *trut
     return run;
 }
 
-static inline void spec_run_prompt(spec_run *run)
+/* The truth's prompt and the first n_given tokens drawn behind it, for which the sampler draws. */
+static inline void spec_run_prompt(spec_run *run, int32_t n_given)
 {
+    const spec_truth *t = run->truth;
     tamis_error err;
-    test_must(tamis_spec_prompt(run->spec, run->truth->ids, run->truth->n_prompt, &err), &err,
-              "prompt");
-    run->n = run->truth->n_prompt;
+    run->n = t->n_prompt + n_given;
+    test_must(tamis_spec_prompt(run->spec, t->ids, run->n, &err), &err, "prompt");
+    for (int32_t i = 0; i < n_given; i++)
+        tamis_sampler_draw(run->sampler, t->logits + (int64_t)i * t->vocab, t->vocab);
 }
 
 /* One call; its tokens and the logits behind them are those of the truth, as far as that goes. */
@@ -169,7 +172,7 @@ static inline tamis_spec_stats spec_check(test_engine *engine, const spec_truth 
                                           const tamis_spec_params *params, const char *where)
 {
     spec_run run = spec_run_open(engine, truth, params);
-    spec_run_prompt(&run);
+    spec_run_prompt(&run, 0);
     while (run.n < truth->n)
         spec_run_next(&run, where);
     return spec_run_close(&run);
