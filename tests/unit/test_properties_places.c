@@ -93,6 +93,8 @@ static void check_blocks(const char *dir, tamis_dtype dtype)
 static void test_blocks(void **state)
 {
     (void)state;
+    if (TEST_IS_TSAN) /* one thread */
+        skip();
     test_every_folder(check_blocks);
 }
 
@@ -112,6 +114,8 @@ static void check_levels(const char *dir, tamis_dtype dtype)
 static void case_26_cpu_levels(void **state)
 {
     (void)state;
+    if (TEST_IS_TSAN) /* one thread */
+        skip();
     test_every_folder(check_levels);
 }
 

@@ -12,7 +12,14 @@
 #include "support/property.h"
 #include "support/rng.h"
 
-enum { MAX_SEQS = 5, MAX_LEN = 420, STEP_LIMIT = 160, N_MOVES = TEST_IS_SANITIZED ? 100 : 400 };
+enum {
+    MAX_SEQS = 5,
+    MAX_LEN = 420,
+    STEP_LIMIT = 160,
+    N_MOVES = TEST_IS_TSAN        ? 40
+              : TEST_IS_SANITIZED ? 100
+                                  : 400
+};
 
 typedef struct sequence {
     bool is_live;
@@ -198,11 +205,15 @@ static void test_walk_v4_f32(void **state)
 static void test_walk_v4_bf16(void **state)
 {
     (void)state;
+    if (TEST_IS_SANITIZED) /* one walk of each back end */
+        skip();
     run_walk("tests/golden/v4-pro-fp8", TAMIS_DTYPE_BF16, 52);
 }
 static void test_walk_v32_f32(void **state)
 {
     (void)state;
+    if (TEST_IS_SANITIZED) /* one walk of each back end */
+        skip();
     run_walk("tests/golden/v32-fp8", TAMIS_DTYPE_F32, 53);
 }
 static void test_walk_glm_bf16(void **state)
