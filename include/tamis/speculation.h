@@ -79,7 +79,8 @@ TAMIS_API void tamis_spec_close(tamis_spec **spec);
 /**
  * Feed a prompt (more of it, if called again, also between calls of tamis_spec_next) in steps of
  * the session's size. The last token waits for the next call, so tamis_seq_len is one less than
- * the tokens given. errors: of a step (what earlier steps of this call fed stays); INVALID (a token
+ * the tokens given. With the session's prefix_caching the first call takes over what it can from
+ * sequences with the same first tokens (tamis_seq_match). errors: of a step (what earlier steps of this call fed stays); INVALID (a token
  * id) and LIMIT (max_model_len) before anything is fed; STATE (the sequence was changed by another
  * call)
  */

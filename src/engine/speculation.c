@@ -238,14 +238,32 @@ static tamis_status feed_chunk(tamis_spec *spec, const int32_t *tokens, int32_t 
     return TAMIS_STATUS_OK;
 }
 
+/* What other sequences with the same first tokens left; *n of them are no longer to be fed. */
+static tamis_status reuse_prefix(tamis_spec *spec, const int32_t *tokens, int32_t n_tokens,
+                                 int32_t *n, tamis_error *err)
+{
+    int32_t n_reused = 0;
+    *n = 0;
+    if (n_tokens == 0 || spec->n_tokens > 0 || !spec->session->params.prefix_caching)
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(tamis_seq_match(spec->session, spec->seq, tokens, n_tokens, &n_reused, err));
+    if (n_reused == 0)
+        return TAMIS_STATUS_OK;
+    *n = spec->n_tokens = n_reused + 1; /* at least one is left, and becomes the pending one */
+    memcpy(spec->tokens, tokens, (size_t)*n * sizeof *tokens);
+    return TAMIS_STATUS_OK;
+}
+
 tamis_status tamis_spec_prompt(tamis_spec *spec, const int32_t *tokens, int32_t n, tamis_error *err)
 {
+    int32_t at = 0;
     if (spec == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "speculation is NULL");
     TAMIS_TRY(check_ready(spec, err));
     TAMIS_TRY(check_prompt(spec, tokens, n, err));
+    TAMIS_TRY(reuse_prefix(spec, tokens, n, &at, err));
     const int32_t most = spec->session->params.max_num_batched_tokens;
-    for (int32_t at = 0; at < n;) {
+    while (at < n) {
         const int32_t chunk = n - at < most ? n - at : most;
         TAMIS_TRY(feed_chunk(spec, tokens + at, chunk, err));
         at += chunk;
