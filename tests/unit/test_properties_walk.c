@@ -12,14 +12,7 @@
 #include "support/property.h"
 #include "support/rng.h"
 
-enum {
-    MAX_SEQS = 5,
-    MAX_LEN = 420,
-    STEP_LIMIT = 160,
-    N_MOVES = TEST_IS_TSAN        ? 40
-              : TEST_IS_SANITIZED ? 100
-                                  : 400
-};
+enum { MAX_SEQS = 5, MAX_LEN = 420, STEP_LIMIT = 160, N_MOVES = TEST_IS_SANITIZED ? 100 : 400 };
 
 typedef struct sequence {
     bool is_live;
