@@ -45,7 +45,9 @@ static demo_text demo_text_open(void)
     text.ids = test_golden_ids(text.golden, "ids", &n_ids);
     text.pos = test_golden_ids(text.golden, "mtp.positions", &text.n_pos);
     text.logits = test_golden_f32(text.golden, "mtp.logits", NULL);
-    text.n = n_ids - 1;
+    text.n = TEST_IS_SANITIZED ? 260 : n_ids - 1;
+    for (int64_t p = text.n_pos; p-- > 0 && text.pos[p] >= text.n;)
+        text.n_pos = p;
     return text;
 }
 
@@ -72,8 +74,8 @@ static void check_drafts(const demo_text *text, const float *logits, int32_t voc
 {
     int64_t n;
     int32_t *drafts = test_golden_ids(text->golden, "mtp.draft", &n);
-    assert_int_equal(n, text->n);
-    for (int64_t i = 0; i < n; i++)
+    assert_true(n >= text->n);
+    for (int64_t i = 0; i < text->n; i++)
         if (test_argmax(logits + i * vocab, vocab) != drafts[i])
             fail_msg("chunks of %d: draft at position %lld is %d, golden %d", (int)chunk,
                      (long long)i, (int)test_argmax(logits + i * vocab, vocab), (int)drafts[i]);
@@ -175,6 +177,8 @@ static void count_accepted(test_engine *engine, const test_golden *golden, int k
 static void test_acceptance(void **state)
 {
     (void)state;
+    if (TEST_IS_SANITIZED) /* the same code as above, for a number */
+        skip();
     test_golden *golden = test_golden_open(DEMO, "golden.safetensors");
     const tamis_session_params params = test_mtp_params(TAMIS_DTYPE_F32, 128, 128);
     test_engine engine = test_engine_open(DEMO, &params);

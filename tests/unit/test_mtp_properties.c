@@ -21,7 +21,7 @@ enum {
     N_FURTHER = 2,
     MAX_STEP = 48, /* tokens of a step: all rows of the block are looked at */
     BLOCK = 128,
-    N_TOKENS = TEST_IS_SANITIZED ? 45 : 140,
+    N_TOKENS = TEST_IS_SANITIZED ? 34 : 140,
 };
 
 static const char *const folders[] = {"tests/golden/glm52-fp8", "tests/golden/v4-flash-fp8",
@@ -89,16 +89,16 @@ static void expect_alone(test_engine *engine, const int32_t *ids, int32_t chunk,
 
 static void check_alone(const char *dir, tamis_dtype dtype)
 {
-    const int32_t chunks[] = {1, 5, 33};
+    const int32_t chunks[] = {5, 1, 33};
     const tamis_cpu_level level = tamis_cpu_level_current();
     tamis_session_params params = mtp_params(dtype);
     int32_t *ids = test_prompt(dir);
     test_engine engine = test_engine_open(dir, &params);
     float *expected = run_alone(&engine, ids, N_TOKENS, MAX_STEP);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < (TEST_IS_SANITIZED ? 1 : 3); i++)
         expect_alone(&engine, ids, chunks[i], expected,
                      test_where(dir, dtype, "MTP block, chunks of", chunks[i]));
-    for (int l = 0; l < (int)level; l++) {
+    for (int l = 0; l < (TEST_IS_SANITIZED ? 0 : (int)level); l++) {
         assert_int_equal(tamis_cpu_level_set((tamis_cpu_level)l), TAMIS_STATUS_OK);
         expect_alone(&engine, ids, 33, expected, test_where(dir, dtype, "MTP block, level", l));
     }
