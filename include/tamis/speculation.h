@@ -95,9 +95,9 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_prompt(tamis_spec *spec, cons
  *
  * shapes   tokens [1 + max_draft], *n of them are written
  * range    num_ids 1..vocab_size: ids that may be drawn, as in tamis_sampler_draw
- * errors   of a step (nothing is drawn then, and after NO_BLOCKS the call may be repeated); INVALID
- *          (num_ids), STATE (no prompt yet; the sequence was changed by another call), LIMIT
- *          (max_model_len reached)
+ * errors   of a step (*n is 0 then, and after NO_BLOCKS the call may be repeated; *n > 0: it came
+ *          up while the MTP block drafted, these tokens are drawn); INVALID (num_ids), STATE (no
+ *          prompt yet; the sequence was changed by another call), LIMIT (max_model_len reached)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_next(tamis_spec *spec, tamis_sampler *sampler,
                                                         int32_t num_ids, int32_t *tokens,

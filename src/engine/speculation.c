@@ -355,20 +355,31 @@ static tamis_status run_mtp_over_step(tamis_spec *spec, const int32_t *tokens, i
     return tamis_draft_over_step(spec->session, spec->seq, next, n - 1, err);
 }
 
-/* The step's tokens up to the last that was drawn stay; the MTP block guesses what comes next. */
-static tamis_status settle(tamis_spec *spec, int32_t num_ids, const int32_t *tokens, int32_t n,
-                           tamis_error *err)
+/* The step's tokens up to the last that was drawn stay. */
+static tamis_status keep_drawn(tamis_spec *spec, const int32_t *tokens, int32_t n, tamis_error *err)
 {
-    const bool is_mtp = spec->params.drafter == TAMIS_DRAFTER_MTP;
-    spec->n_mtp_draft = 0;
-    if (is_mtp)
-        TAMIS_TRY(run_mtp_over_step(spec, tokens, n, err));
     TAMIS_TRY(tamis_seq_rollback(spec->session, spec->seq, num_fed(spec) + n, err));
     memcpy(spec->tokens + spec->n_tokens, tokens, (size_t)n * sizeof *tokens);
     spec->n_tokens += n;
-    return is_mtp ? tamis_draft_tokens(spec->session, spec->seq, num_ids, spec->params.max_draft,
-                                       spec->mtp_draft, &spec->n_mtp_draft, err)
-                  : TAMIS_STATUS_OK;
+    return TAMIS_STATUS_OK;
+}
+
+/* The MTP block sees the step before the rejected tokens' blocks go; if it fails, what was drawn
+ * stays drawn. */
+static tamis_status settle(tamis_spec *spec, int32_t num_ids, const int32_t *tokens, int32_t n,
+                           tamis_error *err)
+{
+    spec->n_mtp_draft = 0;
+    if (spec->params.drafter != TAMIS_DRAFTER_MTP)
+        return keep_drawn(spec, tokens, n, err);
+    const tamis_status st = run_mtp_over_step(spec, tokens, n, err);
+    if (st == TAMIS_STATUS_FORMAT)
+        return st; /* the sequence may only be dropped */
+    TAMIS_TRY(keep_drawn(spec, tokens, n, st == TAMIS_STATUS_OK ? err : NULL));
+    if (st != TAMIS_STATUS_OK)
+        return st;
+    return tamis_draft_tokens(spec->session, spec->seq, num_ids, spec->params.max_draft,
+                              spec->mtp_draft, &spec->n_mtp_draft, err);
 }
 
 static tamis_status check_next(const tamis_spec *spec, const tamis_sampler *sampler,

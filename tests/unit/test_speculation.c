@@ -77,7 +77,7 @@ static void test_every_drafter(void **state)
     test_rng rng = test_rng_start("speculation", 51);
     for (int i = 0; i < (TEST_IS_SANITIZED ? 2 : 4); i++) {
         const bool is_demo = strcmp(spec_folders[i], SPEC_DEMO) == 0;
-        const int32_t n_new = TEST_IS_SANITIZED ? 12 : is_demo ? 12 : 28;
+        const int32_t n_new = TEST_IS_SANITIZED ? 12 : is_demo ? 10 : 20;
         const uint64_t seed = test_rng_u64(&rng);
         const tamis_dtype dtype = i % 2 == 0 ? TAMIS_DTYPE_BF16 : TAMIS_DTYPE_F32;
         check_drafters(spec_folders[i], dtype, n_new, spec_sampling(0, 0), 1, &rng);
