@@ -179,13 +179,20 @@ static void test_lengths_flash_fp8(void **state)
 static void test_lengths_pro_fp8(void **state)
 {
     (void)state;
+    if (TEST_IS_SANITIZED) /* one folder is enough to look for memory faults */
+        skip();
     check_lengths("tests/golden/v4-pro-fp8");
 }
 
 /* Case 18: a token that matters at 28 of 57 positions, prompts of every residue of 4 and 128. */
 static void check_needle(const char *dir)
 {
-    enum { NEEDLE = 28, SHORTEST = 57, LONGEST = SHORTEST + 127 };
+    enum {
+        NEEDLE = 28,
+        SHORTEST = 57,
+        LONGEST = SHORTEST + 127,
+        STRIDE = TEST_IS_SANITIZED ? 11 : 3
+    };
     test_golden *golden = test_golden_open(dir, "golden.safetensors");
     int32_t *ids = test_golden_ids(golden, "ids", NULL);
     oracle_v4 model = oracle_v4_open(dir);
@@ -201,7 +208,7 @@ static void check_needle(const char *dir)
     double worst = 0, smallest_effect = INFINITY;
     float *last = calloc((size_t)vocab, sizeof *last);
     assert_non_null(last);
-    for (int32_t n = SHORTEST; n <= LONGEST; n += n < SHORTEST + 4 ? 1 : 3) {
+    for (int32_t n = SHORTEST; n <= LONGEST; n += n < SHORTEST + 4 ? 1 : STRIDE) {
         worst = fmax(worst, test_prompt_against(&engine, dir, ids, n, run.logits, CLAIM, last));
         smallest_effect =
             fmin(smallest_effect,
@@ -223,7 +230,8 @@ static void case_18_needle_at_any_residue(void **state)
 {
     (void)state;
     check_needle("tests/golden/v4-flash-fp8");
-    check_needle("tests/golden/v4-pro-fp8");
+    if (!TEST_IS_SANITIZED)
+        check_needle("tests/golden/v4-pro-fp8");
 }
 
 int main(void)
