@@ -50,17 +50,18 @@ void test_mtp_over_step(test_engine *engine, const int32_t *next, int32_t n, con
 }
 
 void test_mtp_go_on(test_engine *engine, const int32_t *seqs, const int32_t *seq_lens,
-                    const int32_t *next, int32_t n, float *logits)
+                    const int32_t *next, int32_t n, const int32_t *rows, int32_t n_rows,
+                    float *logits)
 {
     const int32_t width = tamis_session_table_width(tamis_session_get_params(engine->session));
     tamis_net *net = tamis_session_net(engine->session);
-    int32_t *start = take(n + 1), *rows = take(n), *table = take(n * width);
+    int32_t *start = take(n + 1), *all = take(n), *table = take(n * width);
     tamis_error err;
     for (int32_t i = 0; i < n; i++) {
         int32_t n_blocks = 0;
         const int32_t *blocks = tamis_session_block_table(engine->session, seqs[i], &n_blocks);
         memcpy(table + (int64_t)i * width, blocks, (size_t)n_blocks * sizeof *table);
-        rows[i] = i;
+        all[i] = i;
         start[i + 1] = i + 1;
     }
     const tamis_batch batch = {.num_reqs = n,
@@ -69,12 +70,15 @@ void test_mtp_go_on(test_engine *engine, const int32_t *seqs, const int32_t *seq
                                .block_table = table,
                                .block_table_stride = width,
                                .slots = seqs};
-    const tamis_net_draft draft = {
-        .next_tokens = next, .n_tokens = n, .rows = rows, .n_rows = n, .logits = logits};
+    const tamis_net_draft draft = {.next_tokens = next,
+                                   .n_tokens = n,
+                                   .rows = rows != NULL ? rows : all,
+                                   .n_rows = rows != NULL ? n_rows : n,
+                                   .logits = logits};
     test_must(tamis_net_plan_draft(net, &batch, &err), &err, "plan a draft");
     must_be_fine(tamis_net_draft_forward(net, &draft));
     free(start);
-    free(rows);
+    free(all);
     free(table);
 }
 

@@ -18,10 +18,11 @@ void test_mtp_over_step(test_engine *engine, const int32_t *next, int32_t n, con
                         int32_t n_rows, float *logits);
 /*
  * One position more of n sequences, from what the last call left: sequence seqs[i] is then
- * seq_lens[i] long (within the blocks that it has), tokens next [n]; logits [n][vocab_size].
+ * seq_lens[i] long (within the blocks that it has), tokens next [n]. logits and rows as above.
  */
 void test_mtp_go_on(test_engine *engine, const int32_t *seqs, const int32_t *seq_lens,
-                    const int32_t *next, int32_t n, float *logits);
+                    const int32_t *next, int32_t n, const int32_t *rows, int32_t n_rows,
+                    float *logits);
 
 /*
  * Feeds ids[0 .. n) in steps of `chunk` (0: one step) with the block behind every step; the token

@@ -89,7 +89,7 @@ static void check_further(folder *f, test_engine *engine, int32_t len, further *
     test_mtp_over_step(engine, f->ids + 1, len, &last, 1, seen);
     for (int32_t i = 0; i < N_FURTHER; i++) {
         const int32_t seq_len = len + 1 + i;
-        test_mtp_go_on(engine, &seq, &seq_len, &expected->next[i], 1, seen);
+        test_mtp_go_on(engine, &seq, &seq_len, &expected->next[i], 1, NULL, 0, seen);
         compare(f, "further position", len + i, seen, expected->logits[i], vocab);
         free(expected->logits[i]);
     }
