@@ -173,6 +173,23 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_forward(const tamis_dsa_layer 
                                                           tamis_dsa_caches *caches, const float *x,
                                                           float *out, tamis_team *team,
                                                           tamis_error *err);
+/**
+ * The same in two halves, for engines that move cache rows while they compute. After the first one
+ * every row of this step that lies in a block (compressed rows, index keys) is in place, before
+ * attention reads any: sending may begin. The rings follow in the second half, after attention: a
+ * step reads their history before it overwrites it. x is not read by the second half.
+ * errors   as above; STATE: attend without preprocess of the same layer before it in this step
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_preprocess(const tamis_dsa_layer *layer,
+                                                             int32_t layer_idx,
+                                                             tamis_dsa_plan *plan,
+                                                             tamis_dsa_caches *caches,
+                                                             const float *x, tamis_team *team,
+                                                             tamis_error *err);
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_attend(const tamis_dsa_layer *layer,
+                                                         int32_t layer_idx, tamis_dsa_plan *plan,
+                                                         tamis_dsa_caches *caches, float *out,
+                                                         tamis_team *team, tamis_error *err);
 
 #ifdef __cplusplus
 }

@@ -10,15 +10,18 @@ static float *draft_logits(const tamis_session *session)
            (int64_t)session->params.max_num_logits * session->model->info.vocab_size;
 }
 
-static tamis_status run(tamis_session *session, int32_t seq, const tamis_net_draft *draft,
-                        tamis_error *err)
+/* Over positions `start` .. of a sequence. */
+static tamis_status run(tamis_session *session, int32_t seq, int32_t start,
+                        const tamis_net_draft *draft, tamis_error *err)
 {
+    TAMIS_TRY(tamis_connector_begin_draft(session, seq, start, draft->n_tokens, err));
     tamis_mem_run_begin();
     session->net->exec.kernels = tamis_kernels_current();
     const int32_t where = tamis_net_draft_forward(session->net, draft);
     tamis_mem_run_end();
+    TAMIS_TRY(tamis_connector_status(session, err));
     if (where == TAMIS_NET_FINE)
-        return TAMIS_STATUS_OK;
+        return tamis_connector_end(session, err);
     session->sequences[seq].is_faulty = true;
     return tamis_session_tell_fault(session, where, err);
 }
@@ -38,7 +41,7 @@ tamis_status tamis_draft_over_step(tamis_session *session, int32_t seq, const in
                                    .n_rows = row >= 0 ? 1 : 0,
                                    .logits = draft_logits(session)};
     session->hidden_of = -1; /* the block writes over them */
-    TAMIS_TRY(run(session, seq, &draft, err));
+    TAMIS_TRY(run(session, seq, s->len - draft.n_tokens, &draft, err));
     session->draft_of = row >= 0 ? seq : -1;
     return TAMIS_STATUS_OK;
 }
@@ -61,7 +64,7 @@ static tamis_status run_position(tamis_session *session, int32_t seq, int32_t po
                                    .n_rows = 1,
                                    .logits = draft_logits(session)};
     TAMIS_TRY(tamis_net_plan_draft(session->net, &batch, err));
-    return run(session, seq, &draft, err);
+    return run(session, seq, pos, &draft, err);
 }
 
 /* The id that the last call rates highest, the lowest of equals. */

@@ -1,6 +1,8 @@
+#include <assert.h>
 #include <string.h>
 
 #include "core/error.h"
+#include "core/size.h"
 #include "engine/session_internal.h"
 
 static bool is_live(const tamis_session *session, int32_t seq)
@@ -22,13 +24,25 @@ static tamis_status find_live(const tamis_session *session, int32_t seq, tamis_s
     return TAMIS_STATUS_OK;
 }
 
-tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq, tamis_sequence **out,
+tamis_status tamis_session_find_fed(const tamis_session *session, int32_t seq, tamis_sequence **out,
                                     tamis_error *err)
 {
     TAMIS_TRY(find_live(session, seq, out, err));
     if ((*out)->is_faulty)
         return tamis_fail(err, TAMIS_STATUS_STATE,
                           "sequence %d was in a step that failed; it can only be dropped", seq);
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq, tamis_sequence **out,
+                                    tamis_error *err)
+{
+    TAMIS_TRY(tamis_session_find_fed(session, seq, out, err));
+    if ((*out)->n_expected > 0)
+        return tamis_fail(err, TAMIS_STATUS_STATE,
+                          "sequence %d: its first %d tokens come with its next step; until then it "
+                          "can only be fed, rolled back to 0 or dropped",
+                          seq, (*out)->n_expected);
     return TAMIS_STATUS_OK;
 }
 
@@ -76,6 +90,22 @@ void tamis_session_trim_blocks(tamis_session *session, int32_t seq)
     keep_tokens(session, &session->sequences[seq], session->sequences[seq].len);
 }
 
+tamis_status tamis_session_fill_table(tamis_session *session, int32_t seq, int32_t len,
+                                      tamis_error *err)
+{
+    tamis_sequence *s = &session->sequences[seq];
+    const int32_t n = (int32_t)tamis_ceil_div(len, session->params.block_tokens);
+    const int32_t n_free = session->pool.n_free + tamis_prefix_cache_num_alone(&session->prefix);
+    assert(s->len == 0 && s->n_blocks == 0);
+    if (n > n_free)
+        return tamis_fail(err, TAMIS_STATUS_NO_BLOCKS,
+                          "sequence %d: %d tokens need %d blocks, %d of %d are free", seq, len, n,
+                          n_free, session->params.num_blocks - 1);
+    while (s->n_blocks < n)
+        s->table[s->n_blocks++] = tamis_session_take_block(session);
+    return TAMIS_STATUS_OK;
+}
+
 tamis_status tamis_seq_drop(tamis_session *session, int32_t seq, tamis_error *err)
 {
     tamis_sequence *s = NULL;
@@ -107,7 +137,8 @@ int32_t tamis_seq_rollback_floor(const tamis_session *session, int32_t seq)
 tamis_status tamis_seq_rollback(tamis_session *session, int32_t seq, int32_t len, tamis_error *err)
 {
     tamis_sequence *s = NULL;
-    TAMIS_TRY(tamis_session_find_seq(session, seq, &s, err));
+    TAMIS_TRY(len == 0 ? tamis_session_find_fed(session, seq, &s, err)
+                       : tamis_session_find_seq(session, seq, &s, err));
     const int32_t floor = tamis_seq_rollback_floor(session, seq);
     if (len < 0 || len > s->len)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
@@ -119,7 +150,7 @@ tamis_status tamis_seq_rollback(tamis_session *session, int32_t seq, int32_t len
     keep_tokens(session, s, len);
     s->len = len;
     if (len == 0)
-        s->high = s->base = 0; /* nothing in the rings is history any more */
+        s->high = s->base = s->n_expected = 0; /* nothing in the rings is history any more */
     return TAMIS_STATUS_OK;
 }
 

@@ -2,14 +2,11 @@
  * Saving a sequence to a file and loading it into an empty one; the file itself is
  * engine/sequence_format.h.
  *
- * A load takes its blocks and fills them while the sequence still says that it has none; only when
- * the whole file was read and found right do length and blocks become the sequence's.
+ * A load takes its blocks and fills them while the sequence is still empty; only when the whole
+ * file was read and found right does it get its length.
  */
-#include <assert.h>
-
 #include "core/compress.h"
 #include "core/error.h"
-#include "core/size.h"
 #include "engine/fingerprint.h"
 #include "engine/sequence_format.h"
 #include "engine/session_internal.h"
@@ -85,49 +82,26 @@ static tamis_status check_target(const tamis_sequence *s, int32_t seq, const cha
     return TAMIS_STATUS_OK;
 }
 
-/* Last first, so that the pool's order is kept. */
-static void give_back(tamis_session *session, const tamis_sequence *s, int32_t n_blocks)
-{
-    while (n_blocks > 0)
-        tamis_block_pool_release(&session->pool, s->table[--n_blocks]);
-}
-
-static tamis_status take_blocks(tamis_session *session, int32_t seq, int32_t n, const char *path,
-                                tamis_error *err)
-{
-    const tamis_sequence *s = &session->sequences[seq];
-    const int32_t n_free = session->pool.n_free + tamis_prefix_cache_num_alone(&session->prefix);
-    if (n > n_free)
-        return tamis_fail(err, TAMIS_STATUS_NO_BLOCKS,
-                          "sequence %d: %s needs %d blocks, %d of %d are free", seq, path, n,
-                          n_free, session->params.num_blocks - 1);
-    for (int32_t i = 0; i < n; i++) {
-        s->table[i] = tamis_session_take_block(session);
-        assert(s->table[i] != 0);
-    }
-    return TAMIS_STATUS_OK;
-}
-
 /* Reads everything into blocks that are taken for it. */
 static tamis_status fill(tamis_session *session, int32_t seq, tamis_sequence_reader *reader,
                          const char *path, tamis_error *err)
 {
     tamis_sequence *s = &session->sequences[seq];
-    const int32_t n_blocks = (int32_t)tamis_ceil_div(reader->len, session->params.block_tokens);
     const tamis_sequence_rows rows = rows_of(session, seq);
     if (s->ids != NULL && !reader->has_ids)
         return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
                           "%s: has 0 token ids, allowed %d: this session's prefix_caching needs "
                           "them (the saving one's was off)",
                           path, reader->len);
-    TAMIS_TRY(take_blocks(session, seq, n_blocks, path, err));
-    const tamis_status st = tamis_sequence_reader_rows(reader, &rows, err);
+    tamis_status st = tamis_session_fill_table(session, seq, reader->len, err);
+    if (st != TAMIS_STATUS_OK)
+        return err != NULL ? tamis_fail(err, st, "%s: %s", path, err->text) : st;
+    st = tamis_sequence_reader_rows(reader, &rows, err);
     if (st != TAMIS_STATUS_OK) {
-        give_back(session, s, n_blocks);
+        tamis_session_trim_blocks(session, seq); /* the length is still 0 */
         tamis_cache_store_clear_slot(session->net->store, seq);
         return st;
     }
-    s->n_blocks = n_blocks;
     s->len = s->high = reader->len;
     s->base = reader->floor; /* the rings begin with the history there */
     session->hidden_of = session->draft_of = -1;

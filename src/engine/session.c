@@ -42,6 +42,8 @@ static void layout(tamis_session *session, tamis_arena *arena)
     step->tokens = tamis_arena_take(arena, (size_t)p->max_num_batched_tokens, sizeof *step->tokens);
     step->logit_rows = tamis_arena_take(arena, (size_t)p->max_num_logits, sizeof *step->logit_rows);
     step->claims = tamis_arena_take(arena, max_claims(p), sizeof *step->claims);
+    tamis_connector_request **requests = &session->connector.requests;
+    *requests = tamis_arena_take(arena, n_seqs, sizeof **requests);
     if (p->prefix_caching)
         layout_prefixes(session, arena);
 }
@@ -172,6 +174,7 @@ void tamis_session_close(tamis_session **session_ptr)
     tamis_net_close(&session->net);
     tamis_block_pool_close(&session->pool);
     tamis_mem_free(session->prefix.histories);
+    tamis_mem_free(session->connector.journal);
     tamis_mem_free(session->workspace);
     tamis_mem_free(session->logits);
     tamis_mem_free(session);

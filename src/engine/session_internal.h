@@ -11,6 +11,7 @@
 #include "caches/block_pool.h"
 #include "engine/memory_plan.h"
 #include "engine/prefix_cache.h"
+#include "tamis/connector.h"
 
 typedef struct tamis_sequence {
     bool is_live;
@@ -19,9 +20,10 @@ typedef struct tamis_sequence {
     int32_t high;   /* largest length its rings were written to since they were cleared */
     int32_t base;   /* length of a prefix taken over: its rings hold no earlier history */
     int32_t n_blocks;
-    int32_t *table;   /* [table_width] */
-    int32_t *ids;     /* [max_model_len] its tokens, with prefix_caching; else NULL */
-    uint64_t in_step; /* number of the latest step that named it */
+    int32_t *table;     /* [table_width] */
+    int32_t *ids;       /* [max_model_len] its tokens, with prefix_caching; else NULL */
+    uint64_t in_step;   /* number of the latest step that named it */
+    int32_t n_expected; /* tokens whose rows the connector has to load in its next step */
 } tamis_sequence;
 
 /* A block that a step takes: the next one of a sequence, or in place of a shared one. */
@@ -42,6 +44,16 @@ typedef struct tamis_step_buffers {
     tamis_block_claim *claims; /* [T / block_tokens + 2 B] */
 } tamis_step_buffers;
 
+/* Hooks, and what they are told of the running step. */
+typedef struct tamis_connector {
+    tamis_connector_hooks hooks;
+    bool is_set, is_draft;
+    tamis_connector_request *requests; /* [max_num_seqs] */
+    int32_t n_requests;
+    tamis_error failure; /* of a hook that was called while layers ran; status OK: none */
+    uint8_t *journal;    /* rows of rings that the step overwrites; NULL: no rings, no hooks */
+} tamis_connector;
+
 /* What tamis_seq_match has done so far. */
 typedef struct tamis_prefix_tally {
     uint64_t n_matches, n_hits, n_reused;
@@ -61,6 +73,7 @@ struct tamis_session {
     tamis_sequence *sequences; /* [max_num_seqs] */
     tamis_prefix_cache prefix; /* with prefix_caching; else all-zero */
     tamis_prefix_tally prefix_tally;
+    tamis_connector connector;
     uint64_t step_number;
     int32_t hidden_of; /* sequence whose step left its hidden states in the network; -1: none */
     int32_t draft_of;  /* sequence whose draft can go on; -1: none */
@@ -71,13 +84,21 @@ tamis_status tamis_session_workspace_measure(const tamis_model *model,
                                              const tamis_session_params *params, size_t *workspace,
                                              size_t *logits, tamis_error *err);
 
-/* The live sequence of that index. errors: INVALID, STATE (faulty) */
+/* The live sequence of that index. errors: INVALID, STATE (faulty; its first tokens are not there
+ * yet) */
 tamis_status tamis_session_find_seq(const tamis_session *session, int32_t seq, tamis_sequence **out,
+                                    tamis_error *err);
+
+/* The same, but one whose first tokens the connector still has to load will do: for steps. */
+tamis_status tamis_session_find_fed(const tamis_session *session, int32_t seq, tamis_sequence **out,
                                     tamis_error *err);
 
 /* A free block for whoever needs one outside a step; prefix entries make room. 0: none, and no
  * entry has gone. */
 int32_t tamis_session_take_block(tamis_session *session);
+/* Blocks for the first len tokens of an empty sequence, as above. errors: NO_BLOCKS */
+tamis_status tamis_session_fill_table(tamis_session *session, int32_t seq, int32_t len,
+                                      tamis_error *err);
 
 /*
  * What a step does for prefix reuse (prefix.c; nothing without prefix_caching). begin, with its
@@ -88,6 +109,19 @@ int32_t tamis_session_take_block(tamis_session *session);
 void tamis_prefix_step_begin(tamis_session *session);
 void tamis_prefix_step_commit(tamis_session *session);
 void tamis_prefix_step_abort(tamis_session *session);
+
+/*
+ * The connector's part in a step (connector.c; nothing without hooks). begin, with the step's
+ * blocks in place: start_load. Layers then call the hooks by themselves. status: what one of them
+ * failed with. end: wait_for_save. undo: puts the rings back as they were before a step of which
+ * layers ran.
+ */
+tamis_status tamis_connector_begin(tamis_session *session, tamis_error *err);
+tamis_status tamis_connector_begin_draft(tamis_session *session, int32_t seq, int32_t start,
+                                         int32_t n_tokens, tamis_error *err);
+tamis_status tamis_connector_status(const tamis_session *session, tamis_error *err);
+tamis_status tamis_connector_end(tamis_session *session, tamis_error *err);
+void tamis_connector_undo(tamis_session *session);
 
 /* ---------------------------------------------------------------- for drafting (draft.h) */
 

@@ -3,7 +3,7 @@
  *
  * Until the plan stands, sequences are only read: the blocks of the step are claims beside them,
  * given back in reverse order if anything fails, so a refused step leaves no trace. From then on
- * nothing can fail but the arithmetic (a NaN), and nothing is allocated.
+ * nothing can fail but the arithmetic (a NaN) and hooks of a connector, and nothing is allocated.
  */
 #include <assert.h>
 #include <string.h>
@@ -29,7 +29,7 @@ static tamis_status check_tokens(const tamis_session *session, const tamis_feed 
 static tamis_status check_feed(tamis_session *session, const tamis_feed *feed, tamis_error *err)
 {
     tamis_sequence *s = NULL;
-    TAMIS_TRY(tamis_session_find_seq(session, feed->seq, &s, err));
+    TAMIS_TRY(tamis_session_find_fed(session, feed->seq, &s, err));
     if (s->in_step == session->step_number)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "sequence %d is named twice in one step",
                           feed->seq);
@@ -264,6 +264,7 @@ static void commit_lengths(tamis_session *session)
         tamis_sequence *s = &session->sequences[step->seqs[i]];
         s->len = step->seq_lens[i];
         s->high = s->len > s->high ? s->len : s->high;
+        s->n_expected = 0;
     }
     session->n_logits = step->n_logits;
     session->hidden_of = step->n_reqs == 1 ? step->seqs[0] : -1;
@@ -297,6 +298,42 @@ static tamis_status fail_run(tamis_session *session, int32_t where, tamis_error 
     return tamis_session_tell_fault(session, where, err);
 }
 
+/* A hook of the connector failed: everything is again as if the step had not been, but that blocks
+ * which were shared may have been copied. */
+static tamis_status undo(tamis_session *session, tamis_status st)
+{
+    session->n_logits = 0;
+    tamis_prefix_step_abort(session);
+    for (int32_t i = session->step.n_reqs; i-- > 0;)
+        tamis_session_trim_blocks(session, session->step.seqs[i]);
+    return st;
+}
+
+static tamis_status run_and_commit(tamis_session *session, tamis_error *err)
+{
+    tamis_status st = tamis_connector_begin(session, err);
+    if (st != TAMIS_STATUS_OK)
+        return undo(session, st);
+    if (session->step.n_tokens > 0) {
+        tamis_prefix_step_begin(session);
+        const int32_t where = run(session);
+        st = tamis_connector_status(session, err);
+        if (st == TAMIS_STATUS_OK && where != TAMIS_NET_FINE)
+            return fail_run(session, where, err);
+    }
+    if (st == TAMIS_STATUS_OK)
+        st = tamis_connector_end(session, err);
+    if (st != TAMIS_STATUS_OK) {
+        tamis_connector_undo(session);
+        return undo(session, st);
+    }
+    if (session->step.n_tokens > 0) {
+        commit_lengths(session);
+        tamis_prefix_step_commit(session);
+    }
+    return TAMIS_STATUS_OK;
+}
+
 tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds, int32_t n_feeds,
                                 tamis_error *err)
 {
@@ -313,15 +350,7 @@ tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds,
     }
     commit_blocks(session);
     session->n_logits = 0;
-    if (session->step.n_tokens == 0)
-        return TAMIS_STATUS_OK;
-    tamis_prefix_step_begin(session);
-    const int32_t where = run(session);
-    if (where != TAMIS_NET_FINE)
-        return fail_run(session, where, err);
-    commit_lengths(session);
-    tamis_prefix_step_commit(session);
-    return TAMIS_STATUS_OK;
+    return run_and_commit(session, err);
 }
 
 int32_t tamis_session_num_logits(const tamis_session *session)

@@ -10,7 +10,7 @@
 
 #include <assert.h>
 
-#include "caches/cache_store.h"
+#include "attention/common/layer_caches.h"
 #include "model/moe.h"
 #include "model/tap.h"
 
@@ -62,12 +62,26 @@ typedef struct tamis_net_draft {
 #define TAMIS_NET_FINE       (-2)
 #define TAMIS_NET_FAULT_ENDS (-1)
 
+/* How far a layer is; see tamis_net_watch. */
+typedef enum tamis_net_moment {
+    TAMIS_NET_LAYER_BEGINS = 0, /* its caches have not been touched in this run */
+    TAMIS_NET_ROWS_WRITTEN,     /* rows in blocks are in place, attention has not read any */
+    TAMIS_NET_LAYER_DONE        /* its attention is; rings are written, too */
+} tamis_net_moment;
+
+/* Told of every layer that runs, MTP block included, in order; what it returns false for ends the
+ * run, as a fault in that layer does. fn NULL: nobody. */
+typedef struct tamis_net_watch {
+    bool (*fn)(void *user, tamis_net_moment moment, int32_t layer);
+    void *user;
+} tamis_net_watch;
+
 /* What a family provides; each call gets the whole object, of which tamis_net is the first part. */
 typedef struct tamis_net_ops {
     size_t net_bytes; /* of the family's object */
     /* Bytes of caches and plan: what open takes besides the activations. */
     tamis_status (*measure)(const tamis_net *net, tamis_net_bytes *out, tamis_error *err);
-    /* Opens caches and plan, sets net->store. */
+    /* Opens caches and plan, sets net->store and net->layer_caches. */
     tamis_status (*open)(tamis_net *net, tamis_error *err);
     void (*close)(tamis_net *net); /* a half-open one too */
     /* The family's activations, and its need of scratch floats per thread. */
@@ -89,7 +103,9 @@ struct tamis_net {
     tamis_net_params params;
     tamis_exec exec; /* team and kernels are the caller's to set before a step */
     tamis_tap tap;
+    tamis_net_watch watch;
     tamis_cache_store *store; /* blocks and rings of all layers: fork, copies, rollback */
+    const tamis_layer_caches *layer_caches; /* which of them a layer has */
     float *x;                 /* [T][H] normed input of the running sublayer */
     float *v;                 /* [T][H] its output */
     float *head_x;            /* [R][H]; with params.draft at least a row per draft token */
@@ -166,6 +182,11 @@ static inline int32_t tamis_net_mtp_fault(const tamis_net *net, const tamis_matr
                                           const tamis_matrix *main)
 {
     return mtp->data == main->data ? TAMIS_NET_FAULT_ENDS : net->weights->n_layers;
+}
+
+static inline bool tamis_net_tell(const tamis_net *net, tamis_net_moment moment, int32_t layer)
+{
+    return net->watch.fn == NULL || net->watch.fn(net->watch.user, moment, layer);
 }
 
 static inline void tamis_net_emit(const tamis_net *net, int32_t layer, tamis_tap_stage stage,

@@ -71,6 +71,7 @@ static tamis_status open_v32(tamis_net *net, tamis_error *err)
     tamis_mem_free(layers);
     TAMIS_TRY(st);
     net->store = tamis_sfa_caches_store(v32->caches);
+    net->layer_caches = tamis_sfa_caches_layers(v32->caches);
     if (net->params.draft)
         TAMIS_TRY(tamis_sfa_plan_open(&v32->draft_plan, v32->caches, &draft, err));
     return tamis_sfa_plan_open(&v32->plan, v32->caches, &net->params.plan, err);
@@ -189,19 +190,24 @@ static void emit_index(const tamis_v32 *v32, int32_t i, const tamis_sfa_plan *pl
                    tamis_round_up(c->index_n_heads, TAMIS_LANES));
 }
 
-/* One layer; over given positions [n_tokens][index_topk] instead of its own selection if there are
- * some. */
-static tamis_status attend(tamis_v32 *v32, int32_t i, tamis_sfa_plan *plan, const int32_t *given)
+/* x -> v, with the moments that a watch sees; over given positions [n_tokens][index_topk] instead
+ * of the layer's own selection if there are some. */
+static bool attend(tamis_v32 *v32, int32_t i, tamis_sfa_plan *plan, const int32_t *given)
 {
     const tamis_net *net = &v32->base;
     const tamis_sfa_layer *layer = &net->weights->layers[i].sfa;
     tamis_team *team = net->exec.team;
-    if (given == NULL)
-        return tamis_sfa_forward(layer, i, plan, v32->caches, net->x, net->v, team, NULL);
-    TAMIS_TRY(tamis_sfa_preprocess(layer, i, plan, v32->caches, net->x, team, NULL));
-    TAMIS_TRY(tamis_sfa_attend(layer, i, plan, v32->caches, given, layer->config.index_topk, NULL,
-                               team, NULL));
-    return tamis_sfa_output(layer, i, plan, v32->caches, net->v, team, NULL);
+    const int32_t num_given = given != NULL ? layer->config.index_topk : 0;
+    return tamis_net_tell(net, TAMIS_NET_LAYER_BEGINS, i) &&
+           tamis_sfa_preprocess(layer, i, plan, v32->caches, net->x, team, NULL) ==
+               TAMIS_STATUS_OK &&
+           tamis_net_tell(net, TAMIS_NET_ROWS_WRITTEN, i) &&
+           (given != NULL ||
+            tamis_sfa_select(layer, i, plan, v32->caches, team, NULL) == TAMIS_STATUS_OK) &&
+           tamis_sfa_attend(layer, i, plan, v32->caches, given, num_given, NULL, team, NULL) ==
+               TAMIS_STATUS_OK &&
+           tamis_sfa_output(layer, i, plan, v32->caches, net->v, team, NULL) == TAMIS_STATUS_OK &&
+           tamis_net_tell(net, TAMIS_NET_LAYER_DONE, i);
 }
 
 static bool run_attention(tamis_v32 *v32, int32_t i, tamis_sfa_plan *plan, const int32_t *given,
@@ -213,7 +219,7 @@ static bool run_attention(tamis_v32 *v32, int32_t i, tamis_sfa_plan *plan, const
     if (!join(v32, NULL, w->attn_norm, step->n_tokens))
         return false;
     tamis_net_emit(net, i, TAMIS_TAP_ATTN_IN, net->x, step, hidden);
-    if (attend(v32, i, plan, given) != TAMIS_STATUS_OK)
+    if (!attend(v32, i, plan, given))
         return false;
     if (given == NULL)
         emit_index(v32, i, plan, step);

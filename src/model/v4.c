@@ -68,6 +68,7 @@ static tamis_status open_v4(tamis_net *net, tamis_error *err)
     tamis_mem_free(layers);
     TAMIS_TRY(st);
     net->store = tamis_dsa_caches_store(v4->caches);
+    net->layer_caches = tamis_dsa_caches_layers(v4->caches);
     if (net->params.draft)
         TAMIS_TRY(tamis_dsa_plan_open(&v4->draft_plan, v4->caches, &draft, err));
     return tamis_dsa_plan_open(&v4->plan, v4->caches, &net->params.plan, err);
@@ -125,6 +126,20 @@ static bool expand(tamis_v4 *v4, const tamis_net_step *step)
     return tamis_hc_expand(&net->exec, net->config, v4->coefs, net->v, v4->streams, step->n_tokens);
 }
 
+/* x -> v, with the moments that a watch sees. */
+static bool attend(tamis_v4 *v4, int32_t i, tamis_dsa_plan *plan)
+{
+    const tamis_net *net = &v4->base;
+    const tamis_dsa_layer *layer = &net->weights->layers[i].dsa;
+    tamis_team *team = net->exec.team;
+    return tamis_net_tell(net, TAMIS_NET_LAYER_BEGINS, i) &&
+           tamis_dsa_preprocess(layer, i, plan, v4->caches, net->x, team, NULL) ==
+               TAMIS_STATUS_OK &&
+           tamis_net_tell(net, TAMIS_NET_ROWS_WRITTEN, i) &&
+           tamis_dsa_attend(layer, i, plan, v4->caches, net->v, team, NULL) == TAMIS_STATUS_OK &&
+           tamis_net_tell(net, TAMIS_NET_LAYER_DONE, i);
+}
+
 static bool run_attention(tamis_v4 *v4, int32_t i, tamis_dsa_plan *plan, const tamis_net_step *step)
 {
     tamis_net *net = &v4->base;
@@ -133,8 +148,7 @@ static bool run_attention(tamis_v4 *v4, int32_t i, tamis_dsa_plan *plan, const t
     if (!collapse(v4, &w->hc_attn, w->attn_norm, step))
         return false;
     tamis_net_emit(net, i, TAMIS_TAP_ATTN_IN, net->x, step, hidden);
-    if (tamis_dsa_forward(&w->dsa, i, plan, v4->caches, net->x, net->v, net->exec.team, NULL) !=
-        TAMIS_STATUS_OK)
+    if (!attend(v4, i, plan))
         return false;
     if (w->dsa.config.compress_ratio == 4)
         tamis_net_emit(net, i, TAMIS_TAP_TOPK, tamis_dsa_plan_topk(plan), step,

@@ -79,6 +79,34 @@ static void test_forward(void **state)
     test_layer_free(&layer);
 }
 
+/* The two halves of a layer belong together, once per step. */
+static void test_halves(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("layer halves", 2);
+    const tamis_dsa_config config = test_odd_config(4);
+    test_layer layer = test_layer_random(&config, TAMIS_DTYPE_F32, &rng);
+    const tamis_cache_params params = test_rig_params(64);
+    test_rig rig = test_rig_open(&layer.layer, 1, &params, 64, 1);
+    test_rig_seq seq = test_rig_seq_open(&rig), *seqs[1] = {&seq};
+    float *x = test_inputs(N_TOKENS, HIDDEN, &rng), *out = malloc(N_TOKENS * HIDDEN * sizeof *out);
+    const tamis_dsa_layer *l = &layer.layer;
+    for (int i = 0; i < 3; i++) { /* fresh, planned, after a whole layer */
+        tamis_error err = {0};
+        if (i > 0)
+            test_rig_plan(&rig, seqs, (int32_t[]){N_TOKENS}, 1);
+        if (i > 1)
+            test_rig_run(&rig, 0, x, out);
+        assert_int_equal(tamis_dsa_attend(l, 0, rig.plan, rig.caches, out, rig.team, &err),
+                         TAMIS_STATUS_STATE);
+        assert_non_null(strstr(err.text, "attend comes after preprocess"));
+    }
+    test_rig_close(&rig);
+    test_layer_free(&layer);
+    free(x);
+    free(out);
+}
+
 static void test_measure(void **state)
 {
     (void)state;
@@ -105,6 +133,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),
+        cmocka_unit_test(test_halves),
         cmocka_unit_test(test_measure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

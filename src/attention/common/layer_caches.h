@@ -12,6 +12,7 @@ typedef struct tamis_layer_caches {
     tamis_cache_params params;
     int32_t n_layers, n_roles;
     int32_t *index; /* [n_layers][n_roles] number in the store, -1: none */
+    const char *const *role_names; /* [n_roles] */
     tamis_cache_store store;
 } tamis_layer_caches;
 

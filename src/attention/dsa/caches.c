@@ -55,6 +55,9 @@ static tamis_status copy_layers(tamis_dsa_caches *caches, const tamis_dsa_config
     return TAMIS_STATUS_OK;
 }
 
+static const char *const role_names[TAMIS_DSA_NUM_ROLES] = {"window", "state", "index_state", "ckv",
+                                                            "index_key"};
+
 /* Everything but the memory itself. */
 static tamis_status describe(tamis_dsa_caches *caches, const tamis_dsa_config *layers,
                              int32_t n_layers, const tamis_cache_params *params, tamis_error *err)
@@ -63,6 +66,7 @@ static tamis_status describe(tamis_dsa_caches *caches, const tamis_dsa_config *l
         TAMIS_TRY(tamis_dsa_config_check(&layers[i], err));
     TAMIS_TRY(tamis_layer_caches_describe(&caches->base, layers, n_layers, TAMIS_DSA_NUM_ROLES,
                                           params, describe_layer, err));
+    caches->base.role_names = role_names;
     if (params->block_tokens % 128 != 0)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "cache params: block_tokens is %d, must be a multiple of 128",
@@ -133,6 +137,11 @@ void tamis_dsa_caches_clear_slot(tamis_dsa_caches *caches, int32_t slot)
 int32_t tamis_dsa_caches_rollback_floor(const tamis_dsa_caches *caches, int32_t high)
 {
     return tamis_cache_store_rollback_floor(&caches->base.store, high);
+}
+
+const tamis_layer_caches *tamis_dsa_caches_layers(const tamis_dsa_caches *caches)
+{
+    return &caches->base;
 }
 
 tamis_cache_store *tamis_dsa_caches_store(tamis_dsa_caches *caches)

@@ -2,8 +2,8 @@
 #ifndef TAMIS_ATTENTION_DSA_DSA_INTERNAL_H
 #define TAMIS_ATTENTION_DSA_DSA_INTERNAL_H
 
+#include "attention/common/layer_caches.h"
 #include "attention/common/profile.h"
-#include "caches/cache_store.h"
 #include "tamis/dsa.h"
 
 typedef enum tamis_dsa_role {
@@ -16,6 +16,7 @@ typedef enum tamis_dsa_role {
 } tamis_dsa_role;
 
 tamis_cache_store *tamis_dsa_caches_store(tamis_dsa_caches *caches);
+const tamis_layer_caches *tamis_dsa_caches_layers(const tamis_dsa_caches *caches);
 /* Row of a paged cache: block id and row within the block; NULL if the layer has no such cache. */
 const void *tamis_dsa_caches_row(const tamis_dsa_caches *caches, int32_t layer_idx,
                                  tamis_dsa_role role, int32_t block, int32_t row);

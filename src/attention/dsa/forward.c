@@ -111,42 +111,70 @@ static int profile_kind(const tamis_dsa_config *config)
     return config->compress_ratio == 0 ? 0 : config->compress_ratio == 4 ? 1 : 2;
 }
 
-static void run_stages(tamis_dsa_call *call, const float *x, float *out)
+static void book(const tamis_dsa_call *call, tamis_attn_stage stage, uint64_t *since)
 {
-    tamis_attn_profile *profile = call->plan->profile;
-    const int kind = profile_kind(call->config);
-    uint64_t clock = tamis_profile_clock(profile);
-    project_inputs(call, x);
-    tamis_profile_add(profile, kind, TAMIS_STAGE_PROJECT, &clock);
-    tamis_dsa_prepare_inputs(call);
-    tamis_profile_add(profile, kind, TAMIS_STAGE_ROWS, &clock);
-    project_queries(call);
-    tamis_profile_add(profile, kind, TAMIS_STAGE_PROJECT, &clock);
-    tamis_dsa_close_rows_and_rotate(call);
-    tamis_profile_add(profile, kind, TAMIS_STAGE_ROWS, &clock);
-    if (call->has_indexer)
-        tamis_dsa_select(call);
-    tamis_profile_add(profile, kind, TAMIS_STAGE_SELECT, &clock);
-    tamis_dsa_attend(call);
-    tamis_profile_add(profile, kind, TAMIS_STAGE_ATTEND, &clock);
-    tamis_dsa_keep_history(call);
-    tamis_profile_add(profile, kind, TAMIS_STAGE_ROWS, &clock);
-    project_output(call, out);
-    tamis_profile_add(profile, kind, TAMIS_STAGE_PROJECT, &clock);
+    tamis_profile_add(call->plan->profile, profile_kind(call->config), stage, since);
+}
+
+static tamis_status tell_fault(const tamis_dsa_plan *plan, int32_t layer_idx, tamis_error *err)
+{
+    if (atomic_load_explicit(&plan->has_fault, memory_order_relaxed))
+        return tamis_fail(err, TAMIS_STATUS_FORMAT,
+                          "layer %d: attention met a NaN or an infinity in its input or weights",
+                          layer_idx);
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_dsa_preprocess(const tamis_dsa_layer *layer, int32_t layer_idx,
+                                  tamis_dsa_plan *plan, tamis_dsa_caches *caches, const float *x,
+                                  tamis_team *team, tamis_error *err)
+{
+    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    tamis_dsa_call call = tamis_dsa_call_make(layer, layer_idx, plan, caches, team);
+    uint64_t clock = tamis_profile_clock(plan->profile);
+    atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
+    project_inputs(&call, x);
+    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_dsa_prepare_inputs(&call);
+    book(&call, TAMIS_STAGE_ROWS, &clock);
+    project_queries(&call);
+    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_dsa_close_rows_and_rotate(&call);
+    book(&call, TAMIS_STAGE_ROWS, &clock);
+    plan->preprocessed = layer_idx;
+    return tell_fault(plan, layer_idx, err);
+}
+
+tamis_status tamis_dsa_attend(const tamis_dsa_layer *layer, int32_t layer_idx, tamis_dsa_plan *plan,
+                              tamis_dsa_caches *caches, float *out, tamis_team *team,
+                              tamis_error *err)
+{
+    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    if (plan->preprocessed != layer_idx)
+        return tamis_fail(err, TAMIS_STATUS_STATE,
+                          "layer %d: attend comes after preprocess of the same layer and step, the "
+                          "last one was of layer %d (-1: none)",
+                          layer_idx, plan->preprocessed);
+    tamis_dsa_call call = tamis_dsa_call_make(layer, layer_idx, plan, caches, team);
+    uint64_t clock = tamis_profile_clock(plan->profile);
+    plan->preprocessed = -1;
+    if (call.has_indexer)
+        tamis_dsa_select(&call);
+    book(&call, TAMIS_STAGE_SELECT, &clock);
+    tamis_dsa_run_attend(&call);
+    book(&call, TAMIS_STAGE_ATTEND, &clock);
+    tamis_dsa_keep_history(&call);
+    book(&call, TAMIS_STAGE_ROWS, &clock);
+    project_output(&call, out);
+    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_clear_padding(&plan->step, out, layer->config.hidden_size);
+    return tell_fault(plan, layer_idx, err);
 }
 
 tamis_status tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx,
                                tamis_dsa_plan *plan, tamis_dsa_caches *caches, const float *x,
                                float *out, tamis_team *team, tamis_error *err)
 {
-    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
-    tamis_dsa_call call = tamis_dsa_call_make(layer, layer_idx, plan, caches, team);
-    atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
-    run_stages(&call, x, out);
-    tamis_clear_padding(&plan->step, out, layer->config.hidden_size);
-    if (atomic_load_explicit(&plan->has_fault, memory_order_relaxed))
-        return tamis_fail(err, TAMIS_STATUS_FORMAT,
-                          "layer %d: attention met a NaN or an infinity in its input or weights",
-                          layer_idx);
-    return TAMIS_STATUS_OK;
+    TAMIS_TRY(tamis_dsa_preprocess(layer, layer_idx, plan, caches, x, team, err));
+    return tamis_dsa_attend(layer, layer_idx, plan, caches, out, team, err);
 }

@@ -287,6 +287,7 @@ tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out, const tamis_dsa_caches *c
                           err));
     plan->step.n_blocks = caches->base.store.n_blocks;
     plan->step.n_slots = caches->base.store.n_slots;
+    plan->preprocessed = -1;
     TAMIS_TRY_GOTO(take_memory(plan, err));
     for (int32_t i = 0; i < plan->n_kinds; i++)
         tamis_rope_frequencies(plan->kinds[i].freq, plan->kinds[i].config.rope_head_dim,
@@ -348,6 +349,7 @@ static void build_lists(tamis_dsa_kind *kind, const tamis_step *step, int32_t *u
 /* Everything that follows from the step, which a refused batch has left empty. */
 static tamis_status build_kinds(tamis_dsa_plan *plan, tamis_status st)
 {
+    plan->preprocessed = -1;
     for (int32_t i = 0; i < plan->n_kinds; i++) {
         tamis_dsa_kind *kind = &plan->kinds[i];
         build_rope(kind, &plan->step);

@@ -54,6 +54,7 @@ struct tamis_dsa_plan {
     tamis_dsa_workspace ws;
     float *scratch; /* [n_threads][scratch_floats] */
     size_t scratch_floats;
+    int32_t preprocessed; /* layer whose rows are in place and that has not attended, -1: none */
     atomic_bool has_fault;       /* a NaN or infinity came up in the running layer */
     tamis_attn_profile *profile; /* NULL: off */
     void *memory;

@@ -227,7 +227,7 @@ static void unrotate(const void *user, int32_t token, float *o, int32_t head_beg
     rotate_heads(call, o, head_begin, head_end, call->config->head_dim, token, true);
 }
 
-void tamis_dsa_attend(tamis_dsa_call *call)
+void tamis_dsa_run_attend(tamis_dsa_call *call)
 {
     const tamis_dsa_config *c = call->config;
     const tamis_attn_job job = {.q = call->plan->ws.q,

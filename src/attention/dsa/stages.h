@@ -29,7 +29,7 @@ void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call);
 /* S1: index scores and top-k. */
 void tamis_dsa_select(tamis_dsa_call *call);
 /* A1 and the inverse rotation: q becomes o in place. */
-void tamis_dsa_attend(tamis_dsa_call *call);
+void tamis_dsa_run_attend(tamis_dsa_call *call);
 /* K3, C3: this step's rows go into the rings, whose history nobody needs any more. */
 void tamis_dsa_keep_history(tamis_dsa_call *call);
 

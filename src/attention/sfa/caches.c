@@ -19,6 +19,8 @@ static void describe_layer(const void *layers, int32_t layer_idx, const tamis_ca
     descs[TAMIS_SFA_INDEX_KEY].values_per_row = layer->index_head_dim;
 }
 
+static const char *const role_names[TAMIS_SFA_NUM_ROLES] = {"latent", "index_key"};
+
 /* Everything but the memory itself. */
 static tamis_status describe(tamis_sfa_caches *caches, const tamis_sfa_config *layers,
                              int32_t n_layers, const tamis_cache_params *params, tamis_error *err)
@@ -27,6 +29,7 @@ static tamis_status describe(tamis_sfa_caches *caches, const tamis_sfa_config *l
         TAMIS_TRY(tamis_sfa_config_check(&layers[i], err));
     TAMIS_TRY(tamis_layer_caches_describe(&caches->base, layers, n_layers, TAMIS_SFA_NUM_ROLES,
                                           params, describe_layer, err));
+    caches->base.role_names = role_names;
     const size_t n = (size_t)n_layers;
     caches->layers = tamis_mem_array(TAMIS_MEM_MISC, n, sizeof *caches->layers);
     if (caches->layers == NULL)
@@ -83,6 +86,11 @@ void tamis_sfa_caches_close(tamis_sfa_caches **caches)
 void tamis_sfa_caches_copy_block(tamis_sfa_caches *caches, int32_t dst, int32_t src)
 {
     tamis_cache_store_copy_block(&caches->base.store, dst, src);
+}
+
+const tamis_layer_caches *tamis_sfa_caches_layers(const tamis_sfa_caches *caches)
+{
+    return &caches->base;
 }
 
 tamis_cache_store *tamis_sfa_caches_store(tamis_sfa_caches *caches)

@@ -2,8 +2,8 @@
 #ifndef TAMIS_ATTENTION_SFA_SFA_INTERNAL_H
 #define TAMIS_ATTENTION_SFA_SFA_INTERNAL_H
 
+#include "attention/common/layer_caches.h"
 #include "attention/common/profile.h"
-#include "caches/cache_store.h"
 #include "tamis/sfa.h"
 
 typedef enum tamis_sfa_role {
@@ -13,6 +13,7 @@ typedef enum tamis_sfa_role {
 } tamis_sfa_role;
 
 tamis_cache_store *tamis_sfa_caches_store(tamis_sfa_caches *caches);
+const tamis_layer_caches *tamis_sfa_caches_layers(const tamis_sfa_caches *caches);
 /* Row of a cache: block id and row within the block; NULL if the layer has no such cache. */
 const void *tamis_sfa_caches_row(const tamis_sfa_caches *caches, int32_t layer_idx,
                                  tamis_sfa_role role, int32_t block, int32_t row);
