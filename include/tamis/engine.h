@@ -150,6 +150,26 @@ TAMIS_API void tamis_session_close(tamis_session **session);
 /** Parameters in force (defaults resolved). */
 TAMIS_API const tamis_session_params *tamis_session_get_params(const tamis_session *session);
 
+/**
+ * Give memory back while nobody needs the session. Level 1: blocks, rings and snapshots; all
+ * sequences and kept prefixes are forgotten. Level 2: also the pages of the model's files that this
+ * process holds. The model stays open, parameters, workspace, threads and connector stay, and so do
+ * the few weights that were widened at open; pages of weights come back as they are used, for other
+ * sessions over the model, too. Until tamis_session_wake every call on the session that can fail is
+ * refused with STATE, but sleep (a lower level than before changes nothing), wake and close.
+ * errors: INVALID (level)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_sleep(tamis_session *session, int32_t level,
+                                                            tamis_error *err);
+/**
+ * Take the memory again; a session that is awake stays as it is. errors: NO_MEMORY (refused, or more
+ * than the system has left, unless there is a memory_limit_bytes): it sleeps on
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_wake(tamis_session *session,
+                                                           tamis_error *err);
+/** 0: awake. */
+TAMIS_API int32_t tamis_session_sleep_level(const tamis_session *session);
+
 /* ---------------------------------------------------------------- sequences */
 
 /** A new empty sequence. errors: NO_BLOCKS (max_num_seqs are alive). */

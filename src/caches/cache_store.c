@@ -78,6 +78,14 @@ tamis_status tamis_cache_store_allocate(tamis_cache_store *store, tamis_error *e
     return TAMIS_STATUS_OK;
 }
 
+void tamis_cache_store_release(tamis_cache_store *store)
+{
+    tamis_mem_free(store->memory);
+    store->memory = NULL;
+    for (int32_t i = 0; i < store->n_caches; i++)
+        store->caches[i].base = NULL;
+}
+
 void tamis_cache_store_close(tamis_cache_store *store)
 {
     tamis_mem_free(store->memory);

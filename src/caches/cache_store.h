@@ -56,6 +56,8 @@ tamis_status tamis_cache_store_describe(tamis_cache_store *store, const tamis_ca
                                         int32_t block_pad_bytes, tamis_error *err);
 /* Takes the memory, zeroed. errors: NO_MEMORY */
 tamis_status tamis_cache_store_allocate(tamis_cache_store *store, tamis_error *err);
+/* Gives the memory back and keeps the list: allocate may follow. */
+void tamis_cache_store_release(tamis_cache_store *store);
 void tamis_cache_store_close(tamis_cache_store *store); /* all-zero is fine */
 
 void tamis_cache_store_copy_block(tamis_cache_store *store, int32_t dst, int32_t src);

@@ -65,6 +65,12 @@ void tamis_file_map_close(tamis_file_map *map)
     *map = (tamis_file_map){NULL, 0};
 }
 
+void tamis_file_map_release_pages(const tamis_file_map *map)
+{
+    if (map->data != NULL)
+        madvise((void *)map->data, map->bytes, MADV_DONTNEED);
+}
+
 /* Reads up to `bytes` bytes; *got is less if the file shrank since it was opened. */
 static tamis_status read_all(int fd, char *text, size_t bytes, size_t *got, const char *path,
                              tamis_error *err)

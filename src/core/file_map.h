@@ -11,6 +11,8 @@ typedef struct tamis_file_map {
 
 tamis_status tamis_file_map_open(tamis_file_map *out, const char *path, tamis_error *err);
 void tamis_file_map_close(tamis_file_map *map); /* an all-zero map is fine */
+/* Lets the pages go that this process holds of it; whoever reads on gets them again. */
+void tamis_file_map_release_pages(const tamis_file_map *map);
 
 /* Reads a file of at most max_bytes into a NUL-terminated block of the core allocator. */
 tamis_status tamis_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes,

@@ -13,6 +13,10 @@
 
 #include "core/size.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #define BLOCK_ALIGN 64
 #define BLOCK_MAGIC 0x74616d69u
 
@@ -111,6 +115,13 @@ void tamis_mem_free(void *block)
     atomic_fetch_sub(&in_use[header->kind], header->bytes);
     header->magic = 0; /* a second free asserts as long as the page is not reused */
     free(header);
+}
+
+void tamis_mem_trim(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 size_t tamis_mem_in_use(tamis_mem_kind kind) { return atomic_load(&in_use[kind]); }

@@ -28,6 +28,9 @@ void *tamis_mem_realloc(tamis_mem_kind kind, void *block, size_t bytes);
 char *tamis_mem_strdup(tamis_mem_kind kind, const char *text);
 void tamis_mem_free(void *block); /* NULL is fine */
 
+/* Gives back to the system what was freed, as far as the system's allocator can. Slow. */
+void tamis_mem_trim(void);
+
 size_t tamis_mem_in_use(tamis_mem_kind kind); /* bytes, without headers */
 uint64_t tamis_mem_num_allocs(void);          /* calls since process start */
 void tamis_mem_fail_at(uint64_t n);

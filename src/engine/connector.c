@@ -139,8 +139,7 @@ tamis_status tamis_connector_end(tamis_session *session, tamis_error *err)
 
 /* ---------------------------------------------------------------- calls of the engine's user */
 
-/* Memory for the rows that a step overwrites, unless there is some. */
-static tamis_status take_journal(tamis_session *session, tamis_error *err)
+tamis_status tamis_connector_take_journal(tamis_session *session, tamis_error *err)
 {
     const tamis_session_params *p = &session->params;
     const size_t bytes = (size_t)tamis_ring_journal_bytes(
@@ -155,8 +154,7 @@ static tamis_status take_journal(tamis_session *session, tamis_error *err)
 tamis_status tamis_session_set_connector(tamis_session *session, const tamis_connector_hooks *hooks,
                                          tamis_error *err)
 {
-    if (session == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "session is NULL");
+    TAMIS_TRY(tamis_session_check_awake(session, err));
     tamis_connector *c = &session->connector;
     if (hooks != NULL && hooks->struct_size != sizeof *hooks)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "connector: struct_size is %zu, must be %zu",
@@ -167,7 +165,7 @@ tamis_status tamis_session_set_connector(tamis_session *session, const tamis_con
         session->net->watch = (tamis_net_watch){NULL, NULL};
         return TAMIS_STATUS_OK;
     }
-    TAMIS_TRY(take_journal(session, err));
+    TAMIS_TRY(tamis_connector_take_journal(session, err));
     c->hooks = *hooks;
     c->is_set = true;
     session->net->watch = (tamis_net_watch){on_moment, session};

@@ -14,8 +14,7 @@ static bool is_live(const tamis_session *session, int32_t seq)
 static tamis_status find_live(const tamis_session *session, int32_t seq, tamis_sequence **out,
                               tamis_error *err)
 {
-    if (session == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "session is NULL");
+    TAMIS_TRY(tamis_session_check_awake(session, err));
     if (!is_live(session, seq))
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "sequence %d does not exist (ids are 0..%d, from tamis_seq_create)", seq,
@@ -63,6 +62,7 @@ tamis_status tamis_seq_create(tamis_session *session, int32_t *seq, tamis_error 
     int32_t i = 0;
     if (session == NULL || seq == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "sequence: session or seq is NULL");
+    TAMIS_TRY(tamis_session_check_awake(session, err));
     TAMIS_TRY(find_unused(session, &i, err));
     tamis_cache_store_clear_slot(session->net->store, i);
     tamis_sequence *s = &session->sequences[i];

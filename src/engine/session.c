@@ -109,21 +109,28 @@ static tamis_status take_workspace(tamis_session *session, tamis_error *err)
     return TAMIS_STATUS_OK;
 }
 
+tamis_status tamis_session_take_snapshots(tamis_session *session, tamis_error *err)
+{
+    tamis_prefix_cache *prefix = &session->prefix;
+    const size_t bytes =
+        (size_t)tamis_session_snapshot_bytes(&session->params, prefix->history_bytes);
+    if (bytes == 0)
+        return TAMIS_STATUS_OK;
+    prefix->histories = tamis_mem_alloc(TAMIS_MEM_CACHES, bytes);
+    return prefix->histories != NULL ? TAMIS_STATUS_OK
+                                     : tamis_fail_memory(err, "snapshots of rings", bytes);
+}
+
 static tamis_status open_prefixes(tamis_session *session, tamis_error *err)
 {
     tamis_prefix_cache *prefix = &session->prefix;
     tamis_cache_store *store = session->net->store;
-    const size_t bytes =
-        (size_t)tamis_session_snapshot_bytes(&session->params, store->history_bytes);
     prefix->pool = &session->pool;
     prefix->history_bytes = (size_t)store->history_bytes;
     tamis_prefix_cache_init(prefix);
-    if (bytes == 0)
-        return TAMIS_STATUS_OK;
-    prefix->histories = tamis_mem_alloc(TAMIS_MEM_CACHES, bytes);
-    if (prefix->histories == NULL)
-        return tamis_fail_memory(err, "snapshots of rings", bytes);
-    tamis_history_set_watches(store, &prefix->watches);
+    TAMIS_TRY(tamis_session_take_snapshots(session, err));
+    if (prefix->histories != NULL)
+        tamis_history_set_watches(store, &prefix->watches);
     return TAMIS_STATUS_OK;
 }
 

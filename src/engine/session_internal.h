@@ -75,6 +75,7 @@ struct tamis_session {
     tamis_prefix_tally prefix_tally;
     tamis_connector connector;
     uint64_t step_number;
+    int32_t sleep_level;
     int32_t hidden_of; /* sequence whose step left its hidden states in the network; -1: none */
     int32_t draft_of;  /* sequence whose draft can go on; -1: none */
 };
@@ -83,6 +84,13 @@ struct tamis_session {
 tamis_status tamis_session_workspace_measure(const tamis_model *model,
                                              const tamis_session_params *params, size_t *workspace,
                                              size_t *logits, tamis_error *err);
+
+/* errors: INVALID (NULL), STATE (asleep) */
+tamis_status tamis_session_check_awake(const tamis_session *session, tamis_error *err);
+/* Memory for snapshots of rings; for the rows of rings that a connector's step overwrites. None if
+ * the family or the parameters need none. errors: NO_MEMORY */
+tamis_status tamis_session_take_snapshots(tamis_session *session, tamis_error *err);
+tamis_status tamis_connector_take_journal(tamis_session *session, tamis_error *err);
 
 /* The live sequence of that index. errors: INVALID, STATE (faulty; its first tokens are not there
  * yet) */

@@ -337,8 +337,7 @@ static tamis_status run_and_commit(tamis_session *session, tamis_error *err)
 tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds, int32_t n_feeds,
                                 tamis_error *err)
 {
-    if (session == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "session is NULL");
+    TAMIS_TRY(tamis_session_check_awake(session, err));
     session->hidden_of = session->draft_of = -1;
     TAMIS_TRY(check_feeds(session, feeds, n_feeds, err));
     tamis_status st = reserve_with_eviction(session, feeds, n_feeds, err);

@@ -353,6 +353,12 @@ void tamis_checkpoint_close(tamis_checkpoint **checkpoint)
     *checkpoint = NULL;
 }
 
+void tamis_checkpoint_release_pages(const tamis_checkpoint *checkpoint)
+{
+    for (int32_t i = 0; i < checkpoint->n_files; i++)
+        tamis_file_map_release_pages(&checkpoint->files[i].map);
+}
+
 int32_t tamis_checkpoint_num_tensors(const tamis_checkpoint *checkpoint)
 {
     return checkpoint->n_tensors;

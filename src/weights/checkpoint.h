@@ -22,6 +22,10 @@ typedef struct tamis_checkpoint tamis_checkpoint;
 tamis_status tamis_checkpoint_open(tamis_checkpoint **out, const char *dir, tamis_error *err);
 void tamis_checkpoint_close(tamis_checkpoint **checkpoint);
 
+/* Lets all resident pages of the files go; tensors stay where they are and are read again on use.
+ */
+void tamis_checkpoint_release_pages(const tamis_checkpoint *checkpoint);
+
 int32_t tamis_checkpoint_num_tensors(const tamis_checkpoint *checkpoint);
 /* i-th tensor in file order. */
 tamis_tensor *tamis_checkpoint_tensor(tamis_checkpoint *checkpoint, int32_t i);
