@@ -193,8 +193,9 @@ static tamis_status reserve_with_eviction(tamis_session *session, const tamis_fe
     if (!fits_without_prefixes(session, feeds, n_feeds))
         return st;
     while (st == TAMIS_STATUS_NO_BLOCKS && tamis_prefix_cache_evict(&session->prefix)) {
-        give_back(session);
         st = reserve(session, feeds, n_feeds, err);
+        if (st != TAMIS_STATUS_OK)
+            give_back(session); /* entries go between two tries only */
     }
     return st;
 }
