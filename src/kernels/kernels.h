@@ -80,12 +80,14 @@
 #define TAMIS_KERNEL_narrow(F) void F(void *dst, const float *src, tamis_dtype dtype, int64_t n)
 /*
  * rmsnorm: y[i] = (x[i] * s) * weight[i] (or x[i] * s if weight == NULL),
- *   s = 1 / sqrt(ss / n + eps), ss = lanes16 of fma(x, x, acc), n as f32. y may be x. ordered.
+ *   s = 1 / sqrt(ss / n + eps) + (ss - ss), ss = lanes16 of fma(x, x, acc), n as f32. y may be x.
+ *   ss - ss is +0, or NaN where the sum is not finite: a row too large never becomes zeros. ordered.
  */
 #define TAMIS_KERNEL_rmsnorm(F) void F(float *y, const float *x, const float *weight, int64_t n, float eps)
 /*
  * layernorm: y[i] = fma(d[i] * s, weight[i], bias[i]), d[i] = x[i] - mean, mean = sum / n with
- *   sum = lanes16 of acc + x, s = 1 / sqrt(ss / n + eps), ss = lanes16 of fma(d, d, acc), n as f32.
+ *   sum = lanes16 of acc + x, s = 1 / sqrt(ss / n + eps) + (ss - ss), ss = lanes16 of
+ *   fma(d, d, acc), n as f32.
  *   Lanes beyond n get acc + +0 and fma(+0, +0, acc). y may be x. ordered.
  */
 #define TAMIS_KERNEL_layernorm(F) \

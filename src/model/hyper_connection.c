@@ -108,7 +108,8 @@ void tamis_hc_coefficients(const tamis_model_config *config, const tamis_hc_weig
 
 /* ---------------------------------------------------------------- collapse */
 
-/* The sum of squares is the linear kernel's product of the row with itself: lanes16. */
+/* The sum of squares is the linear kernel's product of the row with itself: lanes16. NaN where it
+ * overflows, as in the rmsnorm kernel. */
 static float inverse_rms(const hc_pass *pass, const float *row, float *scratch)
 {
     const int64_t n = flat_width(pass->config);
@@ -119,7 +120,7 @@ static float inverse_rms(const hc_pass *pass, const float *row, float *scratch)
                                .row_bytes = n * (int64_t)sizeof *row};
     float squares;
     pass->exec->kernels->linear(&squares, 1, row, n, 1, &self, 0, 1, scratch);
-    return 1.0f / sqrtf(squares / (float)n + pass->config->rms_norm_eps);
+    return 1.0f / sqrtf(squares / (float)n + pass->config->rms_norm_eps) + (squares - squares);
 }
 
 /* x = norm(sum_s pre_s X_s) of one token. */

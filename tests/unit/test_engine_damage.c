@@ -136,11 +136,38 @@ static void damage_in_any_part_is_named(void **state)
     }
 }
 
+/* Finite weights that make a row too large for its norm: an error, not a row of zeros. */
+static void too_large_scales_are_reported(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tensor;
+        size_t n_scales;
+    } cases[] = {{"model.layers.1.self_attn.kv_a_proj_with_mqa.weight_scale_inv", 2},
+                 {"model.layers.0.self_attn.q_a_proj.weight_scale_inv", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const float scales[] = {1e20f, 1e20f};
+        const damage d = {GLM_DIR, cases[i].tensor, 0, (const char *)scales,
+                          cases[i].n_scales * sizeof *scales};
+        char *dir = damaged_model(&d);
+        tamis_session_params p = test_session_params(TAMIS_DTYPE_BF16, 32);
+        test_engine e = test_engine_open(dir, &p);
+        tamis_error err;
+        const int32_t ids[4] = {1, 2, 3, 4};
+        const tamis_feed feed = {test_seq_new(&e), ids, 4, TAMIS_LOGITS_ALL, NULL};
+        assert_int_equal(tamis_session_step(e.session, &feed, 1, &err), TAMIS_STATUS_FORMAT);
+        assert_non_null(strstr(err.text, "some weights are too large"));
+        test_engine_close(&e);
+        test_temp_dir_remove(dir);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_damaged_weight_is_named_and_hits_its_step_only),
         cmocka_unit_test(damage_in_any_part_is_named),
+        cmocka_unit_test(too_large_scales_are_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -312,10 +312,11 @@ static void what_is_not_finite_is_reported(void **state)
     site s = make_site(&rng, M, H, false), head = make_site(&rng, M, H, true);
     const float bad[3] = {NAN, INFINITY, -INFINITY};
     const int32_t rows[1] = {1};
+    float too_large[2 * M * H], coefs[2 * 24], x[2 * H];
     tamis_exec exec =
         test_exec_open(1, tamis_cpu_level_available(), tamis_hc_scratch_floats(&s.config));
     for (int i = 0; i < 3; i++) {
-        float streams[2 * M * H], v[2 * H], coefs[2 * 24], x[2 * H];
+        float streams[2 * M * H], v[2 * H];
         test_rng_fill_normal(&rng, streams, 2 * M * H);
         test_rng_fill_normal(&rng, v, 2 * H);
         assert_true(tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, streams, 2, coefs, x));
@@ -326,6 +327,12 @@ static void what_is_not_finite_is_reported(void **state)
         assert_false(tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, streams, 2, coefs, x));
         assert_false(tamis_hc_head(&exec, &s.config, &head.weights, s.norm, streams, rows, 1, x));
     }
+    /* finite, but its squares are not: r would be 0 */
+    for (int i = 0; i < 2 * M * H; i++)
+        too_large[i] = i % H == 0 ? 1e20f : 0;
+    assert_false(tamis_hc_collapse(&exec, &s.config, &s.weights, s.norm, too_large, 2, coefs, x));
+    assert_true(isnan(coefs[0]) && isnan(coefs[24 + 23]));
+    assert_false(tamis_hc_head(&exec, &s.config, &head.weights, s.norm, too_large, rows, 1, x));
     test_exec_close(&exec);
     free_site(&s);
     free_site(&head);

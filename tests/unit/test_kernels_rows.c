@@ -239,6 +239,36 @@ static void test_layernorm_value(void **state)
     }
 }
 
+/* Finite rows whose sum of squares is not: NaN, since 1 / sqrt(infinity) would make zeros of them.
+ */
+static void test_norms_of_too_large_rows(void **state)
+{
+    (void)state;
+    static float x[MAX_LENGTH], one[MAX_LENGTH], zero[MAX_LENGTH], y[MAX_LENGTH];
+    for (int64_t k = 0; k < MAX_LENGTH; k++) {
+        x[k] = k % 2 == 0 ? 1e20f : -1e20f;
+        one[k] = 1;
+    }
+    for (int level = 0; level < NUM_LEVELS; level++)
+        for (size_t i = 0; i < NUM_LENGTHS; i++) {
+            const tamis_kernels *kernels = tamis_kernels_for((tamis_cpu_level)level);
+            const int64_t n = lengths[i];
+            for (int with_weight = 0; with_weight < 2; with_weight++) {
+                kernels->rmsnorm(y, x, with_weight ? one : NULL, n, 1e-6f);
+                for (int64_t k = 0; k < n; k++)
+                    assert_true(isnan(y[k]));
+            }
+            kernels->layernorm(y, x, one, zero, n, 1e-6f);
+            for (int64_t k = 0; k < n && n > 1; k++) /* of one value nothing remains but the mean */
+                assert_true(isnan(y[k]));
+            const float kept = x[0];
+            x[0] = 1e18f; /* the largest order that still has a square */
+            kernels->rmsnorm(y, x, NULL, 1, 1e-6f);
+            assert_true(fabsf(y[0] - 1) < 1e-6f);
+            x[0] = kept;
+        }
+}
+
 /* Worked example 7.7 of the V3.2 specification: pairs of neighbours (A) and of halves (C). */
 static void test_rope_pairings(void **state)
 {
@@ -492,19 +522,13 @@ static void test_current_follows_level(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_rmsnorm_value),
-        cmocka_unit_test(test_layernorm_value),
-        cmocka_unit_test(test_rope_pairings),
-        cmocka_unit_test(test_rope_value),
-        cmocka_unit_test(test_swiglu_value),
-        cmocka_unit_test(test_element_values),
-        cmocka_unit_test(test_widen),
-        cmocka_unit_test(test_narrow),
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_all_finite),
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_current_follows_level),
+        cmocka_unit_test(test_levels),          cmocka_unit_test(test_rmsnorm_value),
+        cmocka_unit_test(test_layernorm_value), cmocka_unit_test(test_norms_of_too_large_rows),
+        cmocka_unit_test(test_rope_pairings),   cmocka_unit_test(test_rope_value),
+        cmocka_unit_test(test_swiglu_value),    cmocka_unit_test(test_element_values),
+        cmocka_unit_test(test_widen),           cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_copies),          cmocka_unit_test(test_all_finite),
+        cmocka_unit_test(test_table),           cmocka_unit_test(test_current_follows_level),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

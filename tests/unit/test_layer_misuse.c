@@ -72,6 +72,13 @@ static void test_forward(void **state)
         tamis_dsa_forward(&layer.layer, 0, rig.plan, rig.caches, x, out, rig.team, &err),
         TAMIS_STATUS_FORMAT);
     assert_non_null(strstr(err.text, "NaN"));
+    for (int i = 0; i < N_TOKENS * HIDDEN; i++)
+        x[i] = 1e20f; /* finite, but a row too large for its norm */
+    test_rig_poison(&rig, 0.25f); /* the NaN has left rows */
+    test_rig_plan(&rig, seqs, (int32_t[]){N_TOKENS}, 1);
+    assert_int_equal(
+        tamis_dsa_forward(&layer.layer, 0, rig.plan, rig.caches, x, out, rig.team, &err),
+        TAMIS_STATUS_FORMAT);
     free(x);
     free(out);
     test_rig_close(&rig);

@@ -429,7 +429,7 @@ static void bad_batches(void **state)
 
 /* ---------------------------------------------------------------- damage */
 
-/* A NaN or infinity in x, and a NaN in any weight, is reported. */
+/* A NaN or infinity in x, a NaN in any weight, and a row too large for its norm are reported. */
 static void damage_is_reported(void **state)
 {
     (void)state;
@@ -445,6 +445,13 @@ static void damage_is_reported(void **state)
         assert_text(&err, "layer 0: attention met a NaN or an infinity");
         f.x[5] = kept;
     }
+    float kept_x[N_TOKENS * HIDDEN];
+    memcpy(kept_x, f.x, sizeof kept_x);
+    for (int i = 0; i < N_TOKENS * HIDDEN; i++)
+        f.x[i] = 1e20f;
+    assert_int_equal(run(&f, FORWARD, &c, &err), TAMIS_STATUS_FORMAT);
+    assert_text(&err, "layer 0: attention met a NaN or an infinity");
+    memcpy(f.x, kept_x, sizeof kept_x);
     const tamis_sfa_weights *w = &f.layers[0].weights;
     const void *places[] = {w->q_a_proj.data,  w->q_b_proj.data,
                             w->kv_a_proj.data, w->kv_b_proj.data,

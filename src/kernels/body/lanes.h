@@ -57,4 +57,10 @@ static inline float tamis_sqrt(float x)
 #endif
 }
 
+/* The factor of the norms. ss - ss adds +0; a sum that overflowed makes NaN of what would be 0. */
+static inline float tamis_norm_factor(float ss, int64_t n, float eps)
+{
+    return 1.0f / tamis_sqrt(ss / (float)n + eps) + (ss - ss);
+}
+
 #endif

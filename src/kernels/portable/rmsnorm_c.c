@@ -5,7 +5,7 @@ TAMIS_KERNEL_rmsnorm(tamis_rmsnorm_c)
 {
     float acc[TAMIS_LANES] = {0};
     tamis_lanes_dot(acc, x, x, n);
-    const float s = 1.0f / tamis_sqrt(tamis_lanes_sum(acc) / (float)n + eps);
+    const float s = tamis_norm_factor(tamis_lanes_sum(acc), n, eps);
     for (int64_t i = 0; i < n; i++)
         y[i] = weight ? (x[i] * s) * weight[i] : x[i] * s;
 }
@@ -29,7 +29,7 @@ TAMIS_KERNEL_layernorm(tamis_layernorm_c)
             const float d = i + k < n ? x[i + k] - mean : 0.0f;
             acc[k] = fmaf(d, d, acc[k]);
         }
-    const float s = 1.0f / tamis_sqrt(tamis_lanes_sum(acc) / (float)n + eps);
+    const float s = tamis_norm_factor(tamis_lanes_sum(acc), n, eps);
     for (int64_t i = 0; i < n; i++)
         y[i] = fmaf((x[i] - mean) * s, weight[i], bias[i]);
 }

@@ -20,7 +20,7 @@ static float sum_of_squares(const float *x, int64_t n)
 
 TAMIS_KERNEL_rmsnorm(tamis_rmsnorm_avx2)
 {
-    const float s = 1.0f / tamis_sqrt(sum_of_squares(x, n) / (float)n + eps);
+    const float s = tamis_norm_factor(sum_of_squares(x, n), n, eps);
     const __m256 factor = _mm256_set1_ps(s);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -62,7 +62,7 @@ static float sum_of_deviations(const float *x, float mean, int64_t n)
 TAMIS_KERNEL_layernorm(tamis_layernorm_avx2)
 {
     const float mean = sum_of_values(x, n) / (float)n;
-    const float s = 1.0f / tamis_sqrt(sum_of_deviations(x, mean, n) / (float)n + eps);
+    const float s = tamis_norm_factor(sum_of_deviations(x, mean, n), n, eps);
     const __m256 factor = _mm256_set1_ps(s), center = _mm256_set1_ps(mean);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
