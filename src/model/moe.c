@@ -95,14 +95,19 @@ static void softmax(float *x, int64_t n)
         x[i] /= sum;
 }
 
-static void score(const moe_pass *pass, float *scores)
+/* Logits to scores, in place. false: a logit is not finite; a score would hide an infinity, as 0
+ * or 1. */
+static bool score(const moe_pass *pass, float *scores)
 {
     const tamis_scoring_func scoring = pass->moe->config->scoring_func;
+    if (!pass->exec->kernels->all_finite(scores, num_experts(pass)))
+        return false;
     if (scoring == TAMIS_SCORING_SOFTMAX)
         softmax(scores, num_experts(pass));
     else
         for (int64_t e = 0; e < num_experts(pass); e++)
             scores[e] = score_of(scoring, scores[e]);
+    return true;
 }
 
 /* The larger plus the second largest of n >= 2 scores. */
@@ -209,11 +214,10 @@ static void route_thread(void *arg, int thread_idx, int n_threads)
         float *scores = pass->moe->scores + t * num_experts(pass);
         float *weights = pass->moe->weights + t * per_token(pass);
         int32_t *ids = pass->moe->ids + t * per_token(pass);
-        bool ok = true;
-        score(pass, scores);
-        if (pass->weights->tid2eid != NULL)
+        bool ok = score(pass, scores);
+        if (ok && pass->weights->tid2eid != NULL)
             look_up(pass, pass->tokens[t], ids);
-        else
+        else if (ok)
             ok = choose(pass, scores, ids, tamis_exec_scratch(pass->exec, thread_idx));
         if (ok)
             weigh(pass, scores, ids, weights);
@@ -222,7 +226,7 @@ static void route_thread(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Routing of every token. false: a score is not a number. */
+/* Routing of every token. false: a logit or a biased score is not finite. */
 static bool route(moe_pass *pass)
 {
     const tamis_linear_job job =

@@ -23,6 +23,7 @@ typedef struct damage {
     size_t n;
 } damage;
 #define BF16_NAN "\xc0\x7f", 2
+#define BF16_INF "\x80\x7f", 2
 #define FP8_NAN  "\x7f", 1
 #define E8M0_NAN "\xff", 1
 
@@ -96,6 +97,8 @@ static void damage_in_any_part_is_named(void **state)
         {MODEL_DIR, "layers.1.attn.wq_a.weight", 22, BF16_NAN},
         {MODEL_DIR, "layers.2.attn.compressor.wkv.weight", 22, BF16_NAN},
         {MODEL_DIR, "layers.3.ffn.gate.weight", 22, BF16_NAN},
+        {MODEL_DIR, "layers.2.ffn.gate.weight", 22, BF16_INF},
+        {MODEL_DIR, "layers.4.ffn.gate.weight", 22, "\x80\xff", 2}, /* -infinity */
         {MODEL_DIR, "layers.4.ffn.shared_experts.w2.weight", 22, BF16_NAN},
         {MODEL_DIR, "layers.4.attn.indexer.wq_b.weight", 22, BF16_NAN},
         {FP8_DIR, "layers.0.attn.wkv.weight", 9, FP8_NAN},
@@ -111,6 +114,8 @@ static void damage_in_any_part_is_named(void **state)
         {GLM_DIR, "model.layers.1.self_attn.indexer.k_norm.bias", 2, BF16_NAN},
         {GLM_DIR, "model.layers.2.self_attn.kv_b_proj.weight", 9, FP8_NAN},
         {GLM_DIR, "model.layers.3.post_attention_layernorm.weight", 22, BF16_NAN},
+        {GLM_DIR, "model.layers.3.mlp.gate.weight", 22, BF16_INF},
+        {GLM_DIR, "model.layers.5.mlp.gate.weight", 22, "\x80\xff", 2},
         {GLM_DIR, "model.layers.3.mlp.gate.e_score_correction_bias", 8, "\0\0\xc0\x7f", 4},
         {GLM_DIR, "model.layers.4.self_attn.indexer.wq_b.weight", 9, FP8_NAN},
         {GLM_DIR, "model.layers.4.mlp.shared_experts.up_proj.weight", 9, FP8_NAN},

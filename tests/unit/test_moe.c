@@ -531,6 +531,38 @@ static void a_score_that_is_not_a_number_is_reported(void **state)
     check_faults(&rng, &c);
 }
 
+/* Scores of infinite logits are 0 and 1 (sigmoid): they would go unseen. */
+static void check_infinite_logits(test_rng *rng, const tamis_model_config *config, bool is_hash)
+{
+    const float bad[2] = {INFINITY, -INFINITY};
+    for (int i = 0; i < 2; i++)
+        for (int32_t e = 0; e < config->n_routed_experts; e++) {
+            layer *l = make_layer(rng, config, is_hash);
+            tamis_exec exec = open_exec(l, 1, tamis_cpu_level_available());
+            float x[2 * 24], y[2 * 24];
+            test_rng_fill_normal(rng, x, 2 * 24);
+            const int32_t tokens[2] = {1, 2};
+            l->gate[e * 24 + 7] = bad[i];
+            assert_false(tamis_moe_forward(&l->moe, &exec, &l->weights, tokens, x, 2, y));
+            test_exec_close(&exec);
+            free_layer(l);
+        }
+}
+
+static void an_infinite_logit_is_reported(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("an_infinite_logit_is_reported", 29);
+    for (int scoring = 0; scoring < 3; scoring++)
+        for (int is_hash = 0; is_hash < 2; is_hash++) {
+            tamis_model_config c = config_of(24, 8, 6, 2, 1);
+            c.scoring_func = (tamis_scoring_func)scoring;
+            check_infinite_logits(&rng, &c, is_hash != 0);
+            c.n_group = is_hash ? 1 : 3;
+            check_infinite_logits(&rng, &c, is_hash != 0);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -542,6 +574,7 @@ int main(void)
         cmocka_unit_test(the_gate_is_clamped_above_only),
         cmocka_unit_test(batch_threads_and_level_do_not_show),
         cmocka_unit_test(a_score_that_is_not_a_number_is_reported),
+        cmocka_unit_test(an_infinite_logit_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
