@@ -66,6 +66,23 @@ tamis_tensor *tamis_tensor_find_scale(tamis_checkpoint *checkpoint, const tamis_
     return NULL;
 }
 
+/* Two spellings beside one weight may hold different numbers: none of them is the right one. */
+static tamis_status expect_one_scale(tamis_checkpoint *checkpoint, const tamis_tensor *tensor,
+                                     tamis_error *err)
+{
+    const tamis_tensor *first = NULL;
+    char name[TAMIS_NAME_BYTES];
+    for (int i = 0; tamis_scale_spell(name, tensor->name, i); i++) {
+        const tamis_tensor *scale = tamis_checkpoint_find(checkpoint, name);
+        if (scale != NULL && first != NULL)
+            return tamis_fail(err, TAMIS_STATUS_FORMAT,
+                              "%s: %s and %s are both scales of %s, allowed: one of them",
+                              file_of(checkpoint, scale), first->name, scale->name, tensor->name);
+        first = scale != NULL ? scale : first;
+    }
+    return TAMIS_STATUS_OK;
+}
+
 /* Scales beside floats mean that the dtype is not what it says. */
 static tamis_status expect_no_scale(const tamis_checkpoint *checkpoint, const tamis_tensor *tensor,
                                     const tamis_tensor *scale, tamis_error *err)
@@ -153,6 +170,7 @@ tamis_status tamis_tensor_to_matrix(tamis_matrix *out, tamis_checkpoint *checkpo
 {
     const int64_t shape[] = {rows, cols};
     *out = (tamis_matrix){.rows = rows, .cols = cols, .data = tensor->data};
+    TAMIS_TRY(expect_one_scale(checkpoint, tensor, err));
     *scale = tamis_tensor_find_scale(checkpoint, tensor);
     if (tensor->dtype == TAMIS_DTYPE_F8_E4M3)
         return fp8_matrix(out, checkpoint, tensor, *scale, err);

@@ -21,12 +21,12 @@ tamis_matrix tamis_tensor_float_matrix(const tamis_tensor *tensor, const uint8_t
 /*
  * A weight [rows][cols]: F32, BF16, F16; F8_E4M3 with scales per 128x128; with may_be_fp4 also I8
  * [rows][cols / 2] with scales per 1x32. Scales: F8_E8M0, F32, or U8 and I8 holding E8M0 bytes.
- * *scale: the tensor of the scales, or NULL.
+ * *scale: the tensor of the scales, or NULL; scales under two names are refused.
  */
 tamis_status tamis_tensor_to_matrix(tamis_matrix *out, tamis_checkpoint *checkpoint,
                                     const tamis_tensor *tensor, tamis_tensor **scale, int64_t rows,
                                     int64_t cols, bool may_be_fp4, tamis_error *err);
-/* The tensor that holds the scales of a weight, by its name; NULL if there is none. */
+/* The tensor that holds the scales of a weight, by its name (the first of two); NULL if there is none. */
 tamis_tensor *tamis_tensor_find_scale(tamis_checkpoint *checkpoint, const tamis_tensor *tensor);
 
 int64_t tamis_tensor_i64(const tamis_tensor *tensor, int64_t i);

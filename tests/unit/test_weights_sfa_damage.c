@@ -10,6 +10,7 @@
 #define V32_FP8   "tests/golden/v32-fp8"
 #define GLM5_BF16 "tests/golden/glm5-bf16"
 #define GLM52_FP8 "tests/golden/glm52-fp8"
+#define PRO_FP8   "tests/golden/v4-pro-fp8" /* DeepSeek-V4 */
 
 /* Experts are alike: the first and the last stand for them. */
 static bool is_middle_expert(const test_items *items, const char *name)
@@ -35,7 +36,8 @@ static void test_missing_tensors(void **state)
         for (int i = 0; i < items.n; i++) {
             test_item *item = &items.items[i];
             char name[256];
-            if (is_middle_expert(&items, item->name) || (d == 1 && !ends_with(item->name, "_scale_inv")))
+            if (is_middle_expert(&items, item->name) ||
+                (d == 1 && !ends_with(item->name, "_scale_inv")))
                 continue;
             snprintf(name, sizeof name, "%s", item->name);
             snprintf(item->name, sizeof item->name, "elsewhere");
@@ -157,6 +159,33 @@ static void test_scale_grids(void **state)
         test_items items = test_items_read(V32_BF16);
         test_items_add(&items, floats[i], "F32", 2, (int64_t[]){1, 1}, ones, 4);
         test_expect_refused(&items, TAMIS_STATUS_FORMAT, floats[i], "belongs to a weight of BF16");
+        test_items_free(&items);
+    }
+}
+
+/* Scales under both names, even equal ones. */
+static void test_two_scales(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *dir, *weight, *other;
+    } cases[] = {
+        {V32_FP8, "model.layers.1.self_attn.q_a_proj", "scale"},
+        {GLM52_FP8, "model.layers.4.mlp.experts.3.down_proj", "scale"},
+        {GLM52_FP8, "model.layers.0.mlp.up_proj", "scale"},
+        {PRO_FP8, "layers.2.attn.wq_a", "weight_scale_inv"},
+        {PRO_FP8, "layers.3.ffn.experts.1.w2", "weight_scale_inv"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const bool is_v4 = strcmp(cases[i].dir, PRO_FP8) == 0;
+        char own[128], other[128];
+        snprintf(own, sizeof own, "%s.%s", cases[i].weight, is_v4 ? "scale" : "weight_scale_inv");
+        snprintf(other, sizeof other, "%s.%s", cases[i].weight, cases[i].other);
+        test_items items = test_items_read(cases[i].dir);
+        const test_item item = *test_items_find(&items, own);
+        test_items_add(&items, other, item.dtype, item.rank, item.shape, item.data, item.bytes);
+        test_expect_refused(&items, TAMIS_STATUS_FORMAT, own, "are both scales of");
+        test_expect_refused(&items, TAMIS_STATUS_FORMAT, other, cases[i].weight);
         test_items_free(&items);
     }
 }
@@ -383,11 +412,12 @@ static void test_faults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing_tensors),     cmocka_unit_test(test_wrong_shapes),
-        cmocka_unit_test(test_wrong_dtypes),        cmocka_unit_test(test_fp8_weights_proj),
-        cmocka_unit_test(test_scale_grids),         cmocka_unit_test(test_number_of_layers),
-        cmocka_unit_test(test_left_over_parts),     cmocka_unit_test(test_parts_left_out),
-        cmocka_unit_test(test_flipped_header_bits), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_missing_tensors),  cmocka_unit_test(test_wrong_shapes),
+        cmocka_unit_test(test_wrong_dtypes),     cmocka_unit_test(test_fp8_weights_proj),
+        cmocka_unit_test(test_scale_grids),      cmocka_unit_test(test_two_scales),
+        cmocka_unit_test(test_number_of_layers), cmocka_unit_test(test_left_over_parts),
+        cmocka_unit_test(test_parts_left_out),   cmocka_unit_test(test_flipped_header_bits),
+        cmocka_unit_test(test_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
