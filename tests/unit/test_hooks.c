@@ -200,6 +200,8 @@ static void check_mtp(const char *dir)
 static void the_mtp_block_is_one_more_layer(void **state)
 {
     (void)state;
+    if (TEST_IS_TSAN) /* one thread */
+        skip();
     check_mtp(GOLDEN "v32-fp8");
     check_mtp(GOLDEN "glm52-fp8");
     check_mtp(TAMIS_SOURCE_DIR "/models/demo");
@@ -271,6 +273,8 @@ static void rows_are_in_place_when_they_should_be(void **state)
 {
     static const char *const dirs[] = {V4_DIR, V32_DIR, GLM5_DIR};
     (void)state;
+    if (TEST_IS_TSAN) /* one thread */
+        skip();
     test_rng rng = test_rng_start("rows_are_in_place_when_they_should_be", 91);
     for (int i = 0; i < 3; i++) {
         const tamis_session_params p = file_params(TAMIS_DTYPE_BF16);
@@ -362,7 +366,7 @@ static void check_failures(const char *dir, int32_t stride)
     for (int32_t k = 0; k < n_events; k += stride)
         assert_fails_at(&t, 20, k); /* the first tokens */
     test_feed(&t.e, t.seq, t.ids, 40, 0, NULL);
-    for (int32_t k = 0; k < n_events; k++)
+    for (int32_t k = 0; k < n_events; k += TEST_IS_SANITIZED ? 2 : 1)
         assert_fails_at(&t, 1, k);
     for (int32_t k = n_events - 1; k >= 0; k -= stride)
         assert_fails_at(&t, 230, k); /* longer than every ring: all of the history goes */
@@ -378,15 +382,21 @@ static void check_failures(const char *dir, int32_t stride)
 static void a_failing_hook_leaves_no_trace(void **state)
 {
     (void)state;
-    check_failures(V4_DIR, TEST_IS_SANITIZED ? 7 : 2);
-    check_failures(V32_DIR, TEST_IS_SANITIZED ? 7 : 3);
-    check_failures(GLM5_DIR, TEST_IS_SANITIZED ? 7 : 3);
+    if (TEST_IS_TSAN) /* one thread */
+        skip();
+    check_failures(V4_DIR, TEST_IS_SANITIZED ? 9 : 2);
+    if (TEST_IS_SANITIZED)
+        return;
+    check_failures(V32_DIR, 3);
+    check_failures(GLM5_DIR, 3);
 }
 
 /* Several sequences in the step, one of them sharing blocks with a fork, with prefixes kept. */
 static void failures_in_a_mixed_step(void **state)
 {
     (void)state;
+    if (TEST_IS_TSAN) /* one thread */
+        skip();
     test_rng rng = test_rng_start("failures_in_a_mixed_step", 93);
     tamis_session_params p = file_params(TAMIS_DTYPE_BF16);
     p.prefix_caching = true;
@@ -481,8 +491,10 @@ static void a_connector_carries_sequences(void **state)
 {
     (void)state;
     carry(V4_DIR, TAMIS_DTYPE_BF16, 203);
+    carry(V32_DIR, TAMIS_DTYPE_BF16, 150);
+    if (TEST_IS_SANITIZED)
+        return;
     carry(V4_DIR, TAMIS_DTYPE_F32, 256);
-    carry(V32_DIR, TAMIS_DTYPE_BF16, 203);
     carry(GLM5_DIR, TAMIS_DTYPE_F32, 129);
     carry(V4_DIR, TAMIS_DTYPE_BF16, 5);
 }

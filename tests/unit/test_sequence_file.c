@@ -126,6 +126,8 @@ static void any_length_goes_on(void **state)
     s.want = want;
     const int32_t seq = test_seq_new(&e);
     for (size_t i = 0; i < sizeof lens / sizeof *lens; i++) {
+        if (TEST_IS_SANITIZED && i % 3 == 1)
+            continue;
         const int32_t n = lens[i] - s.len;
         test_feed(&e, seq, s.ids + s.len, n, n > 9 ? 0 : 1, NULL);
         s.len = lens[i];
@@ -156,7 +158,7 @@ static void rollbacks_are_kept(void **state)
     const int32_t seq = test_seq_new(&e);
     test_feed(&e, seq, s.ids, 300, 0, NULL);
     s.floor = tamis_seq_rollback_floor(e.session, seq);
-    for (s.len = 300; s.len > s.floor; s.len -= 9) {
+    for (s.len = 300; s.len > s.floor; s.len -= TEST_IS_SANITIZED ? 25 : 9) {
         test_seq_rollback(&e, seq, s.len);
         for (int32_t rollback = 8; rollback <= 90; rollback += 41) {
             save(&e, seq, path, 0);
