@@ -185,6 +185,8 @@ static void test_full_context(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         check_full_context(rings_and_blocks[i], TAMIS_DRAFTER_MTP);
+        if (TEST_IS_SANITIZED) /* the other drafters touch no memory of their own */
+            continue;
         check_full_context(rings_and_blocks[i], TAMIS_DRAFTER_CUSTOM);
         check_full_context(rings_and_blocks[i], TAMIS_DRAFTER_PROMPT_LOOKUP);
     }
@@ -224,7 +226,7 @@ static void check_empty_pool(const char *dir, tamis_drafter drafter)
     params.block_tokens = 128;
     params.num_blocks = 3;
     params.max_num_seqs = 2;
-    fixture f = fixture_open(dir, &params, 110, 40);
+    fixture f = fixture_open(dir, &params, 118, 20);
     spec_oracle oracle = {.truth = &f.truth, .n_right = 2};
     const tamis_spec_params p = spec_params(drafter, 5, &oracle);
     spec_run run = spec_run_open(&f.engine, &f.truth, &p);
@@ -250,6 +252,8 @@ static void test_empty_pool(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         check_empty_pool(rings_and_blocks[i], TAMIS_DRAFTER_MTP);
+        if (TEST_IS_SANITIZED)
+            continue;
         check_empty_pool(rings_and_blocks[i], TAMIS_DRAFTER_CUSTOM);
         check_empty_pool(rings_and_blocks[i], TAMIS_DRAFTER_NONE);
     }
@@ -261,7 +265,7 @@ static void check_forks(const char *dir)
     tamis_session_params params = spec_session(TAMIS_DTYPE_BF16, 300, 6, true);
     params.block_tokens = 128;
     params.max_num_seqs = 2;
-    fixture f = fixture_open(dir, &params, 118, 50);
+    fixture f = fixture_open(dir, &params, 118, 20);
     const tamis_spec_params p = spec_params(TAMIS_DRAFTER_MTP, 6, NULL);
     spec_run run = spec_run_open(&f.engine, &f.truth, &p);
     float *row = malloc((size_t)f.truth.vocab * sizeof *row);
@@ -296,7 +300,7 @@ static void check_prefixes(const char *dir, int32_t least_reused)
     params.block_tokens = 128;
     params.prefix_caching = true;
     params.max_snapshots = 4;
-    fixture f = fixture_open(dir, &params, 150, 30);
+    fixture f = fixture_open(dir, &params, 140, 20);
     const tamis_spec_params p = spec_params(TAMIS_DRAFTER_MTP, 4, NULL);
     for (int i = 0; i < 3; i++)
         spec_check(&f.engine, &f.truth, &p, dir);
@@ -346,7 +350,7 @@ static void test_prompt_in_pieces(void **state)
 {
     (void)state;
     static const int32_t pieces[] = {1, 7, 40};
-    for (int i = 0; i < 3; i++) {
+    for (int i = TEST_IS_SANITIZED; i < 2 + !TEST_IS_SANITIZED; i++) {
         check_pieces(V4, pieces[i]);
         check_pieces(V32, pieces[i]);
     }
@@ -385,7 +389,8 @@ static void test_several_specs(void **state)
 {
     (void)state;
     check_several(V4);
-    check_several(V32);
+    if (!TEST_IS_SANITIZED)
+        check_several(V32);
 }
 
 /* ---------------------------------------------------------------- prompt lookup */
