@@ -71,6 +71,31 @@ static void a_shared_block_is_free_after_its_last_holder(void **state)
 }
 
 /* Random traffic against a plain table of holders; the next ids after a give-back are the same. */
+/* Releases taken back in reverse order leave the pool as it was, whatever was taken between. */
+static void releases_can_be_undone(void **state)
+{
+    (void)state;
+    tamis_block_pool pool = open_pool(6, 3);
+    int32_t ids[4], refs[6], free_ids[6];
+    for (int i = 0; i < 4; i++)
+        ids[i] = tamis_block_pool_take(&pool);
+    tamis_block_pool_retain(&pool, ids[1]);
+    memcpy(refs, pool.refs, sizeof refs);
+    memcpy(free_ids, pool.free, sizeof free_ids);
+    for (int i = 0; i < 4; i++)
+        tamis_block_pool_release(&pool, ids[i]);
+    assert_int_equal(pool.n_free, 4);
+    const int32_t a = tamis_block_pool_take(&pool), b = tamis_block_pool_take(&pool);
+    tamis_block_pool_release(&pool, b);
+    tamis_block_pool_release(&pool, a);
+    for (int i = 4; i-- > 0;)
+        tamis_block_pool_unrelease(&pool, ids[i]);
+    assert_int_equal(pool.n_free, 1);
+    assert_memory_equal(refs, pool.refs, sizeof refs);
+    assert_int_equal(pool.free[0], free_ids[0]);
+    tamis_block_pool_close(&pool);
+}
+
 static void random_traffic(void **state)
 {
     (void)state;
@@ -144,6 +169,7 @@ int main(void)
         cmocka_unit_test(ids_come_in_order_and_zero_when_empty),
         cmocka_unit_test(a_seed_gives_another_order_of_the_same_ids),
         cmocka_unit_test(a_shared_block_is_free_after_its_last_holder),
+        cmocka_unit_test(releases_can_be_undone),
         cmocka_unit_test(random_traffic),
         cmocka_unit_test(refused_memory_leaves_nothing),
     };

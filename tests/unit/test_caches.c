@@ -2,11 +2,13 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "attention/dsa/caches.h"
+#include "caches/ring_history.h"
 #include "core/mem.h"
 #include "support/rng.h"
 
@@ -164,6 +166,111 @@ static void test_copy_and_clear(void **state)
     tamis_dsa_caches_close(&caches);
 }
 
+/* ---------------------------------------------------------------- history of rings */
+
+enum { HISTORY_LEN = 400, MAX_WATCHES = 4 };
+
+static uint8_t mark_of(int32_t cache, int32_t pos)
+{
+    return (uint8_t)(1 + (pos * 7 + cache * 31) % 250);
+}
+
+/* A step as the attention layers do it: every row passes the watches, the last ones stay. */
+static void write_step(const tamis_cache_store *store, int32_t slot, int32_t begin, int32_t end)
+{
+    uint8_t row[4096];
+    for (int32_t i = 0; i < store->n_caches; i++) {
+        const tamis_cache *c = &store->caches[i];
+        if (c->desc.life != TAMIS_CACHE_RING)
+            continue;
+        assert_true((size_t)c->row_bytes <= sizeof row);
+        for (int32_t pos = begin; pos < end; pos++) {
+            memset(row, mark_of(i, pos), (size_t)c->row_bytes);
+            tamis_history_note(c, slot, pos, row);
+            if (pos >= end - c->desc.rows)
+                memcpy(tamis_cache_ring_row(c, slot, pos), row, (size_t)c->row_bytes);
+        }
+    }
+}
+
+/* Exactly the rows that going on at pos reads are there. */
+static void assert_is_history(tamis_cache_store *store, int32_t pos, const uint8_t *history)
+{
+    for (int32_t i = 0; i < store->n_caches; i++) {
+        const tamis_cache *c = &store->caches[i];
+        if (c->desc.life != TAMIS_CACHE_RING)
+            continue;
+        memset(c->base + c->stride, 255, (size_t)c->stride); /* slot 1 */
+    }
+    tamis_history_restore(store, 1, pos, history);
+    for (int32_t i = 0; i < store->n_caches; i++) {
+        const tamis_cache *c = &store->caches[i];
+        if (c->desc.life != TAMIS_CACHE_RING)
+            continue;
+        const int32_t kind = c->desc.align == 1 ? 0 : c->desc.align;
+        const int32_t first = first_needed(kind, c->desc.lead + 1, pos);
+        for (int32_t p = pos - c->desc.rows; p < pos; p++) {
+            if (p < 0)
+                continue;
+            const uint8_t expected = p >= first ? mark_of(i, p) : 255;
+            const uint8_t *row = tamis_cache_ring_row(c, 1, p);
+            for (int64_t b = 0; b < c->row_bytes; b++)
+                assert_int_equal(row[b], expected);
+        }
+    }
+}
+
+/* Histories at places before, in and at the end of steps of any length, watched at once. */
+static void check_histories(tamis_cache_store *store, test_rng *rng)
+{
+    uint8_t *memory = calloc(MAX_WATCHES, store->history_bytes);
+    tamis_history_watch items[MAX_WATCHES];
+    tamis_history_watches watches = {.items = items};
+    tamis_history_set_watches(store, &watches);
+    for (int32_t len = 0; len < HISTORY_LEN;) {
+        const int32_t most = test_rng_int(rng, 0, 2) == 0 ? 200 : 9;
+        const int32_t end = len + (int32_t)test_rng_int(rng, 1, most);
+        memset(memory, 255, MAX_WATCHES * store->history_bytes);
+        watches.n = (int32_t)test_rng_int(rng, 0, MAX_WATCHES);
+        for (int32_t i = 0; i < watches.n; i++) {
+            uint8_t *history = memory + (size_t)i * store->history_bytes;
+            items[i] = (tamis_history_watch){0, (int32_t)test_rng_int(rng, len, end), history};
+            tamis_history_save(store, 0, items[i].pos, len, history);
+        }
+        write_step(store, 2, len, end + 3); /* another sequence, at the same positions */
+        write_step(store, 0, len, end);
+        for (int32_t i = 0; i < watches.n; i++)
+            assert_is_history(store, items[i].pos, items[i].history);
+        watches.n = 0;
+        len = end;
+        tamis_history_save(store, 0, len, len, memory);
+        assert_is_history(store, len, memory);
+    }
+    tamis_history_set_watches(store, NULL);
+    free(memory);
+}
+
+static void test_history(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("test_history", 31);
+    for (int round = 0; round < 6; round++) {
+        tamis_dsa_config layers[3] = {layer_of(0), layer_of(4), layer_of(128)};
+        layers[0].sliding_window = round % 2 == 0 ? 1 : 24;
+        tamis_cache_params params = tamis_cache_params_default();
+        params.num_slots = 3;
+        params.max_rollback = round * 5;
+        tamis_dsa_caches *caches;
+        tamis_cache_bytes bytes;
+        assert_int_equal(tamis_dsa_caches_open(&caches, layers, 3, &params, NULL), TAMIS_STATUS_OK);
+        assert_int_equal(tamis_dsa_caches_measure(layers, 3, &params, &bytes, NULL),
+                         TAMIS_STATUS_OK);
+        assert_int_equal(bytes.per_history, caches->base.store.history_bytes);
+        check_histories(&caches->base.store, &rng);
+        tamis_dsa_caches_close(&caches);
+    }
+}
+
 static void expect_refused(tamis_cache_params params, tamis_status status, const char *part)
 {
     const tamis_dsa_config layer = layer_of(4);
@@ -226,9 +333,13 @@ static void test_refused_allocation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ring_sizes), cmocka_unit_test(test_rollback_floor),
-        cmocka_unit_test(test_addresses),  cmocka_unit_test(test_copy_and_clear),
-        cmocka_unit_test(test_bad_params), cmocka_unit_test(test_refused_allocation),
+        cmocka_unit_test(test_ring_sizes),
+        cmocka_unit_test(test_rollback_floor),
+        cmocka_unit_test(test_history),
+        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_copy_and_clear),
+        cmocka_unit_test(test_bad_params),
+        cmocka_unit_test(test_refused_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
