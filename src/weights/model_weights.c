@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/mem.h"
 #include "weights/bind_attention.h"
+#include "weights/left_over.h"
 #include "weights/tensor_matrix.h"
 
 /* The object behind a tamis_model_weights. */
@@ -285,6 +286,7 @@ tamis_status tamis_model_weights_bind(tamis_model_weights **out, tamis_checkpoin
     weights->n_mtp = weights->mtp_kind == TAMIS_MTP_BLOCK ? 1 : 0;
     TAMIS_TRY_GOTO(take_tables(bound, config, err));
     TAMIS_TRY_GOTO(bind_model(&b, weights));
+    TAMIS_TRY_GOTO(tamis_binder_refuse_left_over(&b));
     const size_t bytes = b.arena.used;
     bound->vectors = tamis_mem_alloc(TAMIS_MEM_WEIGHTS, bytes);
     if (bound->vectors == NULL) {

@@ -76,9 +76,9 @@ typedef struct tamis_model_weights {
 } tamis_model_weights;
 
 /*
- * errors: FORMAT (missing tensor, shape, scales, an expert id out of range: file, tensor, value
- * seen and allowed), UNSUPPORTED (a dtype that tamis does not run), NO_MEMORY.
- * Marks what it binds as used. The checkpoint must outlive the weights.
+ * errors: FORMAT (missing tensor, one that the model has no use for, shape, scales, an expert id
+ * out of range: file, tensor, value seen and allowed), UNSUPPORTED (a dtype that tamis does not
+ * run), NO_MEMORY. Marks what it binds as used. The checkpoint must outlive the weights.
  */
 tamis_status tamis_model_weights_bind(tamis_model_weights **out, tamis_checkpoint *checkpoint,
                                       const tamis_model_config *config, tamis_error *err);

@@ -457,7 +457,7 @@ static void test_stacked_experts(void **state)
 
 /* ---------------------------------------------------------------- what is needed and what not */
 
-/* Tensors nobody asks for stay unused: other blocks, copies, names we do not know. */
+/* Tensors nobody asks for stay unused: other blocks, names we do not know, what changes nothing. */
 static void test_unused_tensors(void **state)
 {
     (void)state;

@@ -444,7 +444,7 @@ static void test_unused_tensors(void **state)
     (void)state;
     static const char *const names[] = {"model.layers.0.self_attn.rotary_emb.inv_freq",
                                         "model.layers.9.eh_proj.weight", "something.else",
-                                        "layers.0.attn.wq_a.weight"};
+                                        "layers.9.attn.wq_a.weight"};
     const uint64_t digest = test_digest_of(V32_BF16, NULL);
     const int64_t shape[] = {1, 2};
     test_items items = test_items_read(V32_BF16);
