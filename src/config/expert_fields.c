@@ -30,6 +30,8 @@ static tamis_status read_groups(tamis_model_config *out, const tamis_config_obje
 {
     TAMIS_TRY(tamis_config_int(root, "n_group", 1, out->n_routed_experts, &out->n_group));
     TAMIS_TRY(tamis_config_int(root, "topk_group", 1, out->n_group, &out->topk_group));
+    if (out->n_group > 1) /* no number of groups goes without saying */
+        TAMIS_TRY(tamis_config_require(root, "topk_group"));
     const int32_t group_size = out->n_routed_experts / out->n_group;
     if (group_size * out->n_group != out->n_routed_experts || (out->n_group > 1 && group_size < 2))
         return tamis_config_refuse(root, TAMIS_STATUS_FORMAT, "n_group",

@@ -167,6 +167,7 @@ tamis_status tamis_config_set_sharing(tamis_model_config *config, int32_t freq, 
                           "model: index_topk_freq is %d, but with index_skip_topk_offset %d the "
                           "first layer would have no earlier one",
                           freq, config->index_skip_topk_offset);
+    config->is_sharing_given = true;
     for (int32_t i = 0; i < config->num_hidden_layers; i++)
         if (may_share(config, i)) {
             const bool is_shared = shares(&rule, n++);

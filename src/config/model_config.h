@@ -47,7 +47,8 @@ typedef struct tamis_model_config {
     bool reuse_topk[TAMIS_MAX_LAYERS];
     bool has_index_cache;
     bool is_index_cache_approximate; /* tamis_config_set_sharing made layers share beyond that */
-    int32_t index_skip_topk_offset;  /* of the rule of index_topk_freq: see index_sharing.c */
+    bool is_sharing_given;          /* reuse_topk is tamis_config_set_sharing's, not the config's */
+    int32_t index_skip_topk_offset; /* of the rule of index_topk_freq: see index_sharing.c */
     /* GLM: the MTP block selects once per drafted sequence of tokens; later ones reuse that. */
     bool index_share_for_mtp_iteration;
     bool index_rope_interleave;      /* GLM true, V3.2 false: fixed per family */

@@ -21,12 +21,27 @@ static bool is_weight(const tamis_binder *b, const char *name, tamis_weight weig
     return false;
 }
 
+static bool is_indexer_not_run(const tamis_binder *b, tamis_tensor_place place)
+{
+    return place.layer >= 0 && place.group == TAMIS_GROUP_INDEXER &&
+           b->config->reuse_topk[place.layer];
+}
+
+/*
+ * Vendors write folders with indexers in all layers and let IndexCache be switched on over them;
+ * only GLM's leave out those that its config does not run, so one that is there contradicts it.
+ */
+static bool may_hold_indexers(const tamis_model_config *config)
+{
+    return config->family != TAMIS_FAMILY_GLM_MOE_DSA || config->is_sharing_given;
+}
+
 /* The results are the same without it. */
 static bool changes_nothing(const tamis_binder *b, const char *name, tamis_tensor_place place)
 {
     if (place.layer < 0)
         return false;
-    return (place.group == TAMIS_GROUP_INDEXER && b->config->reuse_topk[place.layer]) ||
+    return (is_indexer_not_run(b, place) && may_hold_indexers(b->config)) ||
            (b->config->is_hash_layer[place.layer] &&
             is_weight(b, name, TAMIS_WEIGHT_GATE_BIAS, place.layer)) ||
            ends_with(name, "rotary_emb.inv_freq");
@@ -43,7 +58,8 @@ static bool is_quantisation(const char *name)
     return false;
 }
 
-static tamis_status refuse(const tamis_binder *b, const tamis_tensor *tensor, int32_t layer)
+static tamis_status refuse(const tamis_binder *b, const tamis_tensor *tensor,
+                           tamis_tensor_place place)
 {
     const char *file = tamis_checkpoint_file_name(b->checkpoint, tensor->file_idx);
     if (is_quantisation(tensor->name))
@@ -51,7 +67,12 @@ static tamis_status refuse(const tamis_binder *b, const tamis_tensor *tensor, in
                           "%s: tensor %s is there, allowed: none, tamis runs no quantised "
                           "activations (W8A8)",
                           file, tensor->name);
-    if (layer < 0)
+    if (is_indexer_not_run(b, place))
+        return tamis_fail(b->err, TAMIS_STATUS_FORMAT,
+                          "%s: tensor %s is there, allowed: no indexer, by config.json layer %d "
+                          "shares an earlier selection",
+                          file, tensor->name, place.layer);
+    if (place.layer < 0)
         return tamis_fail(b->err, TAMIS_STATUS_FORMAT,
                           "%s: tensor %s is not part of this model, allowed: of the embedding, the "
                           "last norm and the head one spelling each and no bias",
@@ -59,7 +80,7 @@ static tamis_status refuse(const tamis_binder *b, const tamis_tensor *tensor, in
     return tamis_fail(b->err, TAMIS_STATUS_FORMAT,
                       "%s: tensor %s is not part of this model, allowed: in layer %d the weights "
                       "that config.json asks for and no others",
-                      file, tensor->name, layer);
+                      file, tensor->name, place.layer);
 }
 
 tamis_status tamis_binder_refuse_left_over(const tamis_binder *b)
@@ -69,7 +90,7 @@ tamis_status tamis_binder_refuse_left_over(const tamis_binder *b)
         const tamis_tensor_place place = tamis_tensor_place_of(b->config, tensor->name);
         const bool is_main = place.layer >= -1 && place.layer < b->config->num_hidden_layers;
         if (is_main && !tensor->is_used && !changes_nothing(b, tensor->name, place))
-            TAMIS_TRY(refuse(b, tensor, place.layer));
+            TAMIS_TRY(refuse(b, tensor, place));
     }
     return TAMIS_STATUS_OK;
 }

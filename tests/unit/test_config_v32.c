@@ -354,6 +354,8 @@ static void test_damaged_fields(void **state)
         BAD("n_group", "256", "n_group", "256"), /* one expert per group */
         BAD("n_group", "257", "n_group", "257"),
         BAD("n_group", NULL, "topk_group", " 4,"),
+        BAD("topk_group", NULL, "topk_group", "required"),
+        BAD("topk_group", "null", "topk_group", "required"),
         BAD("topk_group", "0", "topk_group", " 0,"),
         BAD("topk_group", "9", "topk_group", " 9,"),
         BAD("num_experts_per_tok", "0", "num_experts_per_tok", " 0,"),

@@ -11,6 +11,7 @@
 
 #include "support/engine_run.h"
 #include "support/property.h"
+#include "support/temp_dir.h"
 
 #include "caches/cache_store.h"
 #include "engine/session_internal.h"
@@ -72,6 +73,33 @@ static void test_which_layers_share(void **state)
     check_rule(GLM52, 0, "FFSSFS", "FFSSFS", false);
     check_rule(GLM52, 0, "FSSSSS", "FSSSSS", true);
     check_rule(GLM52, 3, NULL, "FFSSFS", false); /* what its own index_topk_freq says */
+}
+
+/* GLM: the config that lets a layer share belongs to a folder without its indexer; the parameters
+ * may let any layer share. */
+static void test_indexers_where_the_config_shares(void **state)
+{
+    (void)state;
+    static const char full[] = "\"num_hidden_layers\":";
+    size_t bytes;
+    tamis_model *model = NULL;
+    tamis_error err;
+    char *dir = test_temp_dir_make(), text[8192];
+    test_dir_copy_files(GLM5, dir);
+    char *config = test_file_read(dir, "config.json", &bytes), *at = strstr(config, full);
+    assert_non_null(at);
+    const int n =
+        snprintf(text, sizeof text, "%.*s\"index_topk_freq\": 3, \"index_skip_topk_offset\": 2, %s",
+                 (int)(at - config), config, at);
+    assert_in_range(n, 1, sizeof text - 1);
+    test_file_write(dir, "config.json", text, (size_t)n);
+    assert_int_equal(tamis_model_open(&model, dir, &err), TAMIS_STATUS_FORMAT);
+    assert_non_null(strstr(err.text, "by config.json layer 2 shares"));
+    assert_non_null(strstr(err.text, "model.layers.2.self_attn.indexer."));
+    check_rule(dir, 3, NULL, "FFSS", false);
+    check_rule(dir, 0, "FFFF", "FFFF", false);
+    free(config);
+    test_temp_dir_remove(dir);
 }
 
 /* ---------------------------------------------------------------- refusals */
@@ -223,6 +251,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_which_layers_share),
+        cmocka_unit_test(test_indexers_where_the_config_shares),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_all_full_is_no_index_cache),
         cmocka_unit_test(test_shared_layers_attend_to_the_earlier_selection),

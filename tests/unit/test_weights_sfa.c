@@ -379,7 +379,8 @@ static void test_stacked_experts(void **state)
 
 /* ---------------------------------------------------------------- what is not run */
 
-/* A layer that shares a selection may hold an indexer; one that does not must. */
+/* A layer that shares a selection may hold an indexer if the caller makes it share, but not by the
+ * config of a GLM folder; one that does not share must. */
 static void test_shared_layers(void **state)
 {
     (void)state;
@@ -396,6 +397,9 @@ static void test_shared_layers(void **state)
         test_items_add(&items, name, copy.dtype, copy.rank, copy.shape, copy.data, copy.bytes);
     }
     test_items_find(&items, "model.layers.5.self_attn.indexer.wk.weight_scale_inv");
+    test_expect_refused(&items, TAMIS_STATUS_FORMAT, "model.layers.5.self_attn.indexer.",
+                        "by config.json layer 5 shares");
+    items.config.is_sharing_given = true;
     assert_true(test_digest_of_items(&items) == digest);
     char *dir = test_temp_dir_make();
     test_items_write(&items, dir);
