@@ -13,6 +13,8 @@
 
 #include "support/property.h"
 #include "support/rng.h"
+
+#include "engine/session_internal.h"
 #include "tamis/speculation.h"
 
 /* Folders that hold an MTP block, the demo model last. */
@@ -140,6 +142,17 @@ static inline void spec_run_prompt(spec_run *run, int32_t n_given)
         tamis_sampler_draw(run->sampler, t->logits + (int64_t)i * t->vocab, t->vocab);
 }
 
+/* The sequence holds the tokens given out but the last, and blocks for these. */
+static inline void spec_check_sequence(const spec_run *run, int32_t len)
+{
+    tamis_session *session = run->engine->session;
+    const int32_t block_tokens = tamis_session_get_params(session)->block_tokens;
+    int32_t n_blocks = -1;
+    assert_int_equal(tamis_seq_len(session, run->seq), len);
+    assert_non_null(tamis_session_block_table(session, run->seq, &n_blocks));
+    assert_int_equal(n_blocks, (len + block_tokens - 1) / block_tokens);
+}
+
 /* One call; its tokens and the logits behind them are those of the truth, as far as that goes. */
 static inline int32_t spec_run_next(spec_run *run, const char *where)
 {
@@ -147,7 +160,7 @@ static inline int32_t spec_run_next(spec_run *run, const char *where)
     const spec_truth *t = run->truth;
     tamis_error err;
     test_must(tamis_spec_next(run->spec, run->sampler, t->vocab, tokens, &n, &err), &err, where);
-    assert_int_equal(tamis_seq_len(run->engine->session, run->seq), run->n + n - 1);
+    spec_check_sequence(run, run->n + n - 1);
     for (int32_t i = 0; i < n && run->n < t->n; i++, run->n++) {
         if (tokens[i] != t->ids[run->n])
             fail_msg("%s: token %d is %d, expected %d", where, run->n, tokens[i], t->ids[run->n]);

@@ -317,6 +317,48 @@ static void test_shared_prefixes(void **state)
     check_prefixes(V32, 128);
 }
 
+/*
+ * A step fills a block with tokens that are rejected then: whoever comes with just these tokens
+ * finds the block, so what the sequence writes in their place must go into another one.
+ */
+static void check_blocks_of_rejected_tokens(const char *dir)
+{
+    enum { PENDING = 125, N = 128 + 3 };
+    tamis_session_params params = spec_session(TAMIS_DTYPE_BF16, 160, 4, false);
+    params.block_tokens = 128;
+    params.max_num_seqs = 2;
+    params.max_num_logits = N;
+    params.prefix_caching = true;
+    fixture f = fixture_open(dir, &params, PENDING + 1, 20);
+    spec_oracle oracle = {.truth = &f.truth, .n_right = 0};
+    const tamis_spec_params p = spec_params(TAMIS_DRAFTER_CUSTOM, 4, &oracle);
+    spec_check(&f.engine, &f.truth, &p, dir);
+    int32_t ids[N], n_reused = 0;
+    tamis_error err;
+    memcpy(ids, f.truth.ids, sizeof ids);
+    for (int32_t i = PENDING + 1; i < 128; i++) /* what the drafter said */
+        ids[i] = (ids[i] + 1) % f.truth.vocab;
+    float *expected = test_logits_of(&f.base, ids, N, 0);
+    float *seen = malloc((size_t)N * (size_t)f.truth.vocab * sizeof *seen);
+    assert_non_null(seen);
+    const int32_t seq = test_seq_new(&f.engine);
+    test_must(tamis_seq_match(f.engine.session, seq, ids, N, &n_reused, &err), &err, "match");
+    assert_int_equal(n_reused, 128);
+    test_feed(&f.engine, seq, ids + n_reused, N - n_reused, 0, seen);
+    test_assert_same_bits(seen, expected + (int64_t)n_reused * f.truth.vocab, N - n_reused,
+                          f.truth.vocab, dir);
+    free(seen);
+    free(expected);
+    fixture_close(&f);
+}
+
+static void test_blocks_of_rejected_tokens(void **state)
+{
+    (void)state;
+    check_blocks_of_rejected_tokens(V4);
+    check_blocks_of_rejected_tokens(V32);
+}
+
 /* ---------------------------------------------------------------- prompts, several specs */
 
 /* In pieces of every size, with text generated in between: it is part of the prompt then. */
@@ -427,6 +469,7 @@ int main(void)
         cmocka_unit_test(test_empty_pool),
         cmocka_unit_test(test_forks),
         cmocka_unit_test(test_shared_prefixes),
+        cmocka_unit_test(test_blocks_of_rejected_tokens),
         cmocka_unit_test(test_prompt_in_pieces),
         cmocka_unit_test(test_several_specs),
         cmocka_unit_test(test_lookup),

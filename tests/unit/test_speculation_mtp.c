@@ -158,6 +158,46 @@ static void test_same_guesses(void **state)
     check_same_guesses(SPEC_DEMO);
 }
 
+/* Guess by guess what the network says when a test drives it, position after position. */
+static void check_further_guesses(const char *dir)
+{
+    enum { N = 90, K = 6 };
+    int32_t *ids = test_prompt(dir), expected[K], draft[K], n;
+    const tamis_session_params params = test_mtp_params(TAMIS_DTYPE_BF16, 128, 2);
+    test_engine engine = test_engine_open(dir, &params);
+    const int32_t vocab = engine.info->vocab_size, last = N - 1;
+    float *logits = malloc((size_t)vocab * sizeof *logits);
+    tamis_error err;
+    assert_non_null(logits);
+    const int32_t a = test_seq_new(&engine), b = test_seq_new(&engine);
+    test_feed(&engine, a, ids, N, 0, NULL);
+    test_mtp_over_step(&engine, ids + 1, N, &last, 1, logits);
+    for (int32_t i = 0; i < K; i++) {
+        expected[i] = test_argmax(logits, vocab);
+        const int32_t seq_len = N + i + 1;
+        test_mtp_go_on(&engine, &a, &seq_len, &expected[i], 1, &(int32_t){0}, 1, logits);
+    }
+    test_feed(&engine, b, ids, N, 0, NULL);
+    test_must(tamis_draft_over_step(engine.session, b, ids + 1, last, &err), &err, dir);
+    test_must(tamis_draft_tokens(engine.session, b, vocab, K, draft, &n, &err), &err, dir);
+    assert_int_equal(n, K);
+    for (int32_t i = 0; i < K; i++)
+        if (draft[i] != expected[i])
+            fail_msg("%s: guess %d is %d, expected %d", dir, i, draft[i], expected[i]);
+    free(logits);
+    test_engine_close(&engine);
+    free(ids);
+}
+
+static void test_further_guesses(void **state)
+{
+    (void)state;
+    check_further_guesses(V4);
+    check_further_guesses(V32);
+    check_further_guesses(GLM);
+    check_further_guesses(SPEC_DEMO);
+}
+
 /* ---------------------------------------------------------------- order of calls */
 
 static void test_hidden_states_belong_to_one_step(void **state)
@@ -182,6 +222,8 @@ static void test_hidden_states_belong_to_one_step(void **state)
     assert_int_equal(DRAFT(b), TAMIS_STATUS_STATE);
     test_must(DRAFT(a), &err, "after the step");
     assert_int_equal(n, 3);
+    assert_int_equal(s->sequences[a].high, 2 + 2); /* two guesses were fed behind the tokens */
+    assert_int_equal(s->sequences[a].n_blocks, 1);
     assert_int_equal(DRAFT(a), TAMIS_STATUS_STATE);
     test_feed(&engine, a, ids, 2, 0, NULL);
     test_feed(&engine, b, ids, 2, 0, NULL);
@@ -243,6 +285,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_acceptance),
         cmocka_unit_test(test_same_guesses),
+        cmocka_unit_test(test_further_guesses),
         cmocka_unit_test(test_hidden_states_belong_to_one_step),
         cmocka_unit_test(test_damaged_block),
     };
