@@ -96,19 +96,21 @@ static void engine_close(engine *e)
     tamis_team_close(&e->team);
 }
 
+static bool has_room(const engine *e, const request *r)
+{
+    return e->n_free_slots > 0 && e->n_free_blocks >= (r->n_total + BLOCK - 1) / BLOCK;
+}
+
 /* Takes blocks for its whole life, so that nobody has to be thrown out later. They come as the last
  * owner left them: rows are written before they are read. A ring slot is to be cleared. */
-static bool admit(engine *e, request *r)
+static tamis_status admit(engine *e, request *r, tamis_error *err)
 {
     r->n_blocks = (r->n_total + BLOCK - 1) / BLOCK;
-    if (e->n_free_slots == 0 || e->n_free_blocks < r->n_blocks)
-        return false;
     for (int32_t i = 0; i < r->n_blocks; i++)
         r->blocks[i] = e->free_blocks[--e->n_free_blocks];
     r->slot = e->free_slots[--e->n_free_slots];
-    tamis_dsa_caches_clear_slot(e->caches, r->slot);
     e->running[e->n_running++] = r;
-    return true;
+    return tamis_dsa_caches_clear_slot(e->caches, r->slot, err);
 }
 
 static void retire(engine *e, int32_t row)
@@ -281,8 +283,8 @@ static tamis_status engine_run(engine *e, request *requests, int32_t n, FILE *re
 {
     for (int32_t next = 0; next < n || e->n_running > 0; e->n_steps++) {
         tamis_split split;
-        while (next < n && admit(e, &requests[next]))
-            next++;
+        while (next < n && has_room(e, &requests[next]))
+            TRY(admit(e, &requests[next++], err));
         schedule(e);
         TRY(put_decodes_first(e, err));
         TRY(plan_step(e, &split, err)); /* what is wrong with a batch is found here */

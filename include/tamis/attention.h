@@ -18,10 +18,10 @@ extern "C" {
 
 /** Rotary frequencies of one layer: plain (yarn_factor <= 1) or YaRN; cos and sin are not scaled. */
 typedef struct tamis_rope_config {
-    float theta;
-    float yarn_factor;
-    int32_t original_max_position; /* of YaRN */
-    float beta_fast, beta_slow;
+    float theta;                   /* above 1 */
+    float yarn_factor;             /* 0.. */
+    int32_t original_max_position; /* of YaRN: 1.. */
+    float beta_fast, beta_slow;    /* of YaRN: above 0, beta_slow at most beta_fast */
 } tamis_rope_config;
 
 typedef struct tamis_cache_params {
@@ -64,7 +64,7 @@ typedef struct tamis_batch {
     const int32_t *query_start_loc; /* [num_reqs + 1], first 0, non-decreasing */
     const int32_t *seq_lens;        /* [num_reqs] length including this step's tokens */
     const int32_t *block_table;     /* [num_reqs][block_table_stride] block of tokens i*block_tokens.. */
-    int64_t block_table_stride;
+    int64_t block_table_stride;     /* 0.., the whole table within the address space */
     const int32_t *slots;           /* [num_reqs] ring slot, distinct; V3.2, GLM: may be NULL */
     /* NULL, or [query_start_loc[num_reqs]] flat slot of every token, as tamis_batch_slot_mapping
      * would compute it (-1 for padding): only checked against the block table, never needed */

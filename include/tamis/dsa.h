@@ -75,7 +75,10 @@ typedef struct tamis_dsa_layer {
     tamis_dsa_weights weights;
 } tamis_dsa_layer;
 
-/** Check dimensions and weight shapes. errors: INVALID or UNSUPPORTED (a ratio) naming the field. */
+/**
+ * Check dimensions, numbers (all finite; YaRN's where yarn_factor is above 1), shapes and strides of
+ * the weights. errors: INVALID or UNSUPPORTED (a ratio, a dtype) naming the field.
+ */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_layer_check(const tamis_dsa_layer *layer,
                                                               tamis_error *err);
 
@@ -96,11 +99,22 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_open(tamis_dsa_caches *
                                                               const tamis_cache_params *params,
                                                               tamis_error *err);
 TAMIS_API void tamis_dsa_caches_close(tamis_dsa_caches **caches);
-/** Copy one block (all layers), one ring slot (all layers): fork and copy-on-write. */
-TAMIS_API void tamis_dsa_caches_copy_block(tamis_dsa_caches *caches, int32_t dst, int32_t src);
-TAMIS_API void tamis_dsa_caches_copy_slot(tamis_dsa_caches *caches, int32_t dst, int32_t src);
-/** Zero a ring slot: before a new sequence uses it. */
-TAMIS_API void tamis_dsa_caches_clear_slot(tamis_dsa_caches *caches, int32_t slot);
+/**
+ * Copy one block (all layers), one ring slot (all layers): fork and copy-on-write.
+ *
+ * range    blocks: dst 1..num_blocks - 1, src 0..num_blocks - 1; slots: 0..num_slots - 1; dst other
+ *          than src
+ * errors   INVALID (the value seen and allowed); nothing is written then
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_copy_block(tamis_dsa_caches *caches,
+                                                                    int32_t dst, int32_t src,
+                                                                    tamis_error *err);
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_copy_slot(tamis_dsa_caches *caches,
+                                                                   int32_t dst, int32_t src,
+                                                                   tamis_error *err);
+/** Zero a ring slot: before a new sequence uses it. errors: INVALID (slot, 0..num_slots - 1) */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_clear_slot(tamis_dsa_caches *caches,
+                                                                    int32_t slot, tamis_error *err);
 /**
  * Smallest length a sequence may be rolled back to when `high` is the largest length its rings have
  * been written to since they were cleared. 0 is always allowed as well.
@@ -162,7 +176,8 @@ TAMIS_API tamis_layer_plan_view tamis_dsa_plan_layer(const tamis_dsa_plan *plan,
  * numeric  class ordered
  * threads  plan, caches and team belong to one caller at a time
  * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
- *          caches were opened for, a team of another size, caches of another plan.
+ *          caches were opened for, no team or one of another size, caches of another
+ *          plan.
  *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input); the outputs
  *          are not to be used, and the ring slots of this step's requests are spoilt: clear them
  *          (tamis_dsa_caches_clear_slot) and start the sequences again

@@ -79,7 +79,10 @@ typedef struct tamis_sfa_layer {
     tamis_sfa_weights weights;
 } tamis_sfa_layer;
 
-/** Check dimensions and weight shapes. errors: INVALID or UNSUPPORTED naming the field. */
+/**
+ * Check dimensions, numbers (all finite; YaRN's where yarn_factor is above 1), shapes and strides of
+ * the weights. errors: INVALID or UNSUPPORTED (a dtype) naming the field.
+ */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_layer_check(const tamis_sfa_layer *layer,
                                                               tamis_error *err);
 
@@ -100,8 +103,15 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_caches_open(tamis_sfa_caches *
                                                               const tamis_cache_params *params,
                                                               tamis_error *err);
 TAMIS_API void tamis_sfa_caches_close(tamis_sfa_caches **caches);
-/** Copy one block (all layers): fork and copy-on-write. */
-TAMIS_API void tamis_sfa_caches_copy_block(tamis_sfa_caches *caches, int32_t dst, int32_t src);
+/**
+ * Copy one block (all layers): fork and copy-on-write.
+ *
+ * range    dst 1..num_blocks - 1, src 0..num_blocks - 1, dst other than src
+ * errors   INVALID (the value seen and allowed); nothing is written then
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_caches_copy_block(tamis_sfa_caches *caches,
+                                                                    int32_t dst, int32_t src,
+                                                                    tamis_error *err);
 
 /* ---------------------------------------------------------------- plan */
 
@@ -156,7 +166,8 @@ TAMIS_API tamis_layer_plan_view tamis_sfa_plan_layer(const tamis_sfa_plan *plan,
  * numeric  class ordered
  * threads  plan, caches and team belong to one caller at a time
  * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
- *          caches were opened for, a team of another size, caches of another plan.
+ *          caches were opened for, no team or one of another size, caches of another
+ *          plan.
  *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input)
  * source   V3.2 inference/model.py (MLA, Indexer); sfa_v1.py forward
  */
@@ -209,7 +220,10 @@ TAMIS_API int32_t tamis_sfa_plan_num_tokens(const tamis_sfa_plan *plan);
 TAMIS_API const int32_t *tamis_sfa_plan_topk(const tamis_sfa_plan *plan);
 /** After preprocess: [num_tokens][num_heads][kv_lora_rank + rope] absorbed query; may be changed. */
 TAMIS_API float *tamis_sfa_plan_query(tamis_sfa_plan *plan);
-/** After attend: attention output of a token, [num_heads][kv_lora_rank] (in the query's place). */
+/**
+ * After attend: attention output of a token, [num_heads][kv_lora_rank] (in the query's place). NULL
+ * if the token is not in 0..num_tokens - 1.
+ */
 TAMIS_API float *tamis_sfa_plan_latent_out(tamis_sfa_plan *plan, int32_t token);
 
 #ifdef __cplusplus

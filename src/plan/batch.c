@@ -24,6 +24,17 @@ tamis_status tamis_batch_check_starts(const int32_t *query_start_loc, int32_t nu
     return TAMIS_STATUS_OK;
 }
 
+/* So that the address of every request's row can be computed. */
+static tamis_status check_stride(int64_t stride, int32_t n_reqs, tamis_error *err)
+{
+    const int64_t max = INT64_MAX / (int64_t)sizeof(int32_t) / tamis_max_i64(n_reqs, 1);
+    if (stride >= 0 && stride <= max)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_INVALID,
+                      "batch: block_table_stride is %lld, allowed 0..%lld", (long long)stride,
+                      (long long)max);
+}
+
 tamis_status tamis_batch_check_lengths(const tamis_batch *batch, int32_t *num_real_reqs,
                                        tamis_error *err)
 {
@@ -34,6 +45,7 @@ tamis_status tamis_batch_check_lengths(const tamis_batch *batch, int32_t *num_re
         n--;
     if (n > 0 && batch->block_table == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "batch: block_table is missing");
+    TAMIS_TRY(check_stride(batch->block_table_stride, n, err));
     for (int32_t i = 0; i < n; i++) {
         const int32_t n_new = tamis_batch_query_len(batch, i);
         if (batch->seq_lens[i] == 0 && n_new > 0)

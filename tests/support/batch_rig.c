@@ -74,7 +74,7 @@ test_batch_rig test_batch_rig_open(test_family family, int32_t block_tokens, int
     test_must(tamis_team_open(&rig.team, n_threads, &err), &err, "team");
     test_store_fill(store_of(&rig), NAN);
     for (int32_t i = 0; family == TEST_V4 && i < N_SLOTS; i++)
-        tamis_dsa_caches_clear_slot(rig.dsa_caches, i);
+        test_must(tamis_dsa_caches_clear_slot(rig.dsa_caches, i, &err), &err, "clear");
     return rig;
 }
 

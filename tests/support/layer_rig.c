@@ -134,7 +134,8 @@ test_rig_seq test_rig_seq_open(test_rig *rig)
 {
     test_rig_seq seq = {.slot = rig->n_slots_used++};
     assert_true(rig->n_slots_used <= rig->params.num_slots);
-    tamis_dsa_caches_clear_slot(rig->caches, seq.slot);
+    tamis_error err;
+    test_must(tamis_dsa_caches_clear_slot(rig->caches, seq.slot, &err), &err, "clear");
     const int32_t n = (rig->max_len + rig->params.block_tokens - 1) / rig->params.block_tokens;
     assert_true(n <= TEST_RIG_BLOCKS);
     for (int32_t i = 0; i < n; i++)

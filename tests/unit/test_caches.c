@@ -137,6 +137,30 @@ static void test_addresses(void **state)
     assert_int_equal(tamis_mem_in_use(TAMIS_MEM_CACHES), before);
 }
 
+static void expect_invalid(tamis_status status, const tamis_error *err, const char *part)
+{
+    assert_int_equal(status, TAMIS_STATUS_INVALID);
+    if (strstr(err->text, part) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", err->text, part);
+}
+
+/* Of 4 blocks and 3 slots; whoever copies to a wrong place would write over another cache. */
+static void refuse_places_outside(tamis_dsa_caches *caches)
+{
+    tamis_error err;
+    expect_invalid(tamis_dsa_caches_copy_block(caches, 0, 1, &err), &err, "dst is 0, allowed 1..3");
+    expect_invalid(tamis_dsa_caches_copy_block(caches, 4, 1, &err), &err, "dst is 4");
+    expect_invalid(tamis_dsa_caches_copy_block(caches, 1, -1, &err), &err,
+                   "src is -1, allowed 0..3");
+    expect_invalid(tamis_dsa_caches_copy_block(caches, 1, 1, &err), &err, "both 1, must differ");
+    expect_invalid(tamis_dsa_caches_copy_slot(caches, 3, 1, &err), &err, "dst is 3, allowed 0..2");
+    expect_invalid(tamis_dsa_caches_copy_slot(caches, 0, INT32_MAX, &err), &err,
+                   "src is 2147483647");
+    expect_invalid(tamis_dsa_caches_copy_slot(caches, 2, 2, &err), &err, "both 2, must differ");
+    expect_invalid(tamis_dsa_caches_clear_slot(caches, 3, &err), &err, "slot is 3, allowed 0..2");
+    expect_invalid(tamis_dsa_caches_clear_slot(caches, -1, &err), &err, "slot is -1");
+}
+
 static void test_copy_and_clear(void **state)
 {
     (void)state;
@@ -152,9 +176,10 @@ static void test_copy_and_clear(void **state)
         for (int32_t unit = 0; unit < n; unit++)
             memset(cache->base + unit * cache->stride, 10 * unit + 1, (size_t)cache->stride);
     }
-    tamis_dsa_caches_copy_block(caches, 2, 3);
-    tamis_dsa_caches_copy_slot(caches, 0, 2);
-    tamis_dsa_caches_clear_slot(caches, 1);
+    assert_int_equal(tamis_dsa_caches_copy_block(caches, 2, 3, NULL), TAMIS_STATUS_OK);
+    assert_int_equal(tamis_dsa_caches_copy_slot(caches, 0, 2, NULL), TAMIS_STATUS_OK);
+    assert_int_equal(tamis_dsa_caches_clear_slot(caches, 1, NULL), TAMIS_STATUS_OK);
+    refuse_places_outside(caches);
     for (int32_t i = 0; i < caches->base.store.n_caches; i++) {
         const tamis_cache *cache = &caches->base.store.caches[i];
         const bool is_paged = cache->desc.life == TAMIS_CACHE_PAGED;

@@ -44,6 +44,7 @@ static void test_forward(void **state)
     expect_refused(&layer.layer, 0, &rig, other.caches, rig.team, "other caches");
     expect_refused(&layer.layer, 1, &rig, rig.caches, rig.team, "layer_idx is 1, allowed 0..0");
     expect_refused(&layer.layer, -1, &rig, rig.caches, rig.team, "layer_idx is -1");
+    expect_refused(&layer.layer, 0, &rig, rig.caches, NULL, "team is NULL");
     tamis_dsa_layer bad = layer.layer;
     bad.config.num_heads++;
     expect_refused(&bad, 0, &rig, rig.caches, rig.team, "config differs");
@@ -53,6 +54,10 @@ static void test_forward(void **state)
     bad = layer.layer;
     bad.weights.wkv.row_bytes = 0;
     expect_refused(&bad, 0, &rig, rig.caches, rig.team, "wkv has row_bytes 0");
+    bad.weights.wkv.row_bytes = INT64_MAX / 2;
+    expect_refused(&bad, 0, &rig, rig.caches, rig.team, "wkv has row_bytes 4611686018427387903");
+    bad.weights.wkv.data = NULL;
+    expect_refused(&bad, 0, &rig, rig.caches, rig.team, "wkv has no data");
     bad = layer.layer;
     const float scale = 1;
     bad.weights.wo_b.scale = &scale;
@@ -73,7 +78,7 @@ static void test_forward(void **state)
         TAMIS_STATUS_FORMAT);
     assert_non_null(strstr(err.text, "NaN"));
     for (int i = 0; i < N_TOKENS * HIDDEN; i++)
-        x[i] = 1e20f; /* finite, but a row too large for its norm */
+        x[i] = 1e20f;             /* finite, but a row too large for its norm */
     test_rig_poison(&rig, 0.25f); /* the NaN has left rows */
     test_rig_plan(&rig, seqs, (int32_t[]){N_TOKENS}, 1);
     assert_int_equal(
@@ -84,6 +89,47 @@ static void test_forward(void **state)
     test_rig_close(&rig);
     test_rig_close(&other);
     test_layer_free(&layer);
+}
+
+static void expect_config(const tamis_dsa_config *config, const char *part)
+{
+    const tamis_cache_params params = tamis_cache_params_default();
+    tamis_cache_bytes bytes;
+    tamis_error err = {0};
+    assert_int_equal(tamis_dsa_caches_measure(config, 1, &params, &bytes, &err),
+                     TAMIS_STATUS_INVALID);
+    if (strstr(err.text, part) == NULL)
+        fail_msg("message \"%s\" does not name \"%s\"", err.text, part);
+}
+
+static void test_numbers(void **state)
+{
+    (void)state;
+    tamis_dsa_config good = test_odd_config(4), c;
+    good.rope = (tamis_rope_config){1e4f, 16, 4096, 32, 1};
+    c = good;
+    c.rms_norm_eps = INFINITY;
+    expect_config(&c, "rms_norm_eps is inf, must be above 0 and finite");
+    c = good;
+    c.rope.theta = INFINITY;
+    expect_config(&c, "theta is inf, must be above 1");
+    c = good;
+    c.rope.yarn_factor = NAN;
+    expect_config(&c, "yarn_factor is nan, must be at least 0");
+    c = good;
+    c.rope.original_max_position = -1;
+    expect_config(&c, "original_max_position is -1, allowed 1..");
+    c = good;
+    c.rope.beta_fast = 0.5f;
+    expect_config(&c, "beta_fast is 0.5, must be at least beta_slow 1");
+    c = good;
+    c.reuse_topk = true;
+    const tamis_plan_params params = tamis_plan_params_default();
+    uint64_t bytes;
+    tamis_error err = {0};
+    assert_int_equal(tamis_dsa_plan_measure(&c, 1, &params, TAMIS_DTYPE_BF16, 256, &bytes, &err),
+                     TAMIS_STATUS_INVALID);
+    assert_non_null(strstr(err.text, "layer 0 reuses a selection, but no earlier layer selects"));
 }
 
 /* The two halves of a layer belong together, once per step. */
@@ -140,6 +186,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),
+        cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_halves),
         cmocka_unit_test(test_measure),
     };

@@ -218,6 +218,11 @@ static void test_bad_batches(void **state)
     table[1][0] = 3;
     batch.block_table_stride = 0;
     expect_error(&f, &batch, TAMIS_STATUS_INVALID, "block table holds 0 blocks, 1 needed");
+    batch.block_table_stride = INT64_MAX;
+    expect_error(&f, &batch, TAMIS_STATUS_INVALID,
+                 "block_table_stride is 9223372036854775807, allowed 0..");
+    batch.block_table_stride = INT64_MIN;
+    expect_error(&f, &batch, TAMIS_STATUS_INVALID, "block_table_stride is -9223372036854775808");
     batch = good;
     assert_int_equal(tamis_step_build(&f.step, &batch, NULL), TAMIS_STATUS_OK);
     close_fixture(&f);

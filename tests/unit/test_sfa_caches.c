@@ -76,7 +76,7 @@ static void check_places(tamis_dtype dtype, int32_t pad)
     assert_int_equal(tamis_mem_in_use(TAMIS_MEM_CACHES) - before, bytes.blocks);
     for (int pass = 0; pass < 3; pass++) { /* write, read, read after a copy */
         if (pass == 2)
-            tamis_sfa_caches_copy_block(caches, 1, 3);
+            test_must(tamis_sfa_caches_copy_block(caches, 1, 3, &err), &err, "copy");
         for (int32_t layer = 0; layer < N_LAYERS; layer++)
             for (int role = 0; role < TAMIS_SFA_NUM_ROLES; role++)
                 for (int32_t block = 0; block < params.num_blocks; block++)
@@ -96,6 +96,13 @@ static void check_places(tamis_dtype dtype, int32_t pad)
                         for (size_t b = 0; b < n; b++)
                             assert_int_equal(at[b], mark);
                     }
+    }
+    const int32_t n = params.num_blocks;
+    const int32_t bad[][2] = {{0, 1}, {n, 1}, {-1, 1}, {INT32_MAX, 1}, {1, n}, {1, -1}, {2, 2}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(tamis_sfa_caches_copy_block(caches, bad[i][0], bad[i][1], &err),
+                         TAMIS_STATUS_INVALID);
+        assert_non_null(strstr(err.text, "copy of a block: "));
     }
     tamis_sfa_caches_close(&caches);
     assert_null(caches);

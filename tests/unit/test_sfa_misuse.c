@@ -170,6 +170,13 @@ static void wrong_arguments(void **state)
     expect_invalid(&f, &c, "layer_idx is 2, allowed 0..1");
     c.layer_idx = -1;
     expect_invalid(&f, &c, "layer_idx is -1, allowed 0..1");
+    c = good_call(&f);
+    c.team = NULL;
+    expect_invalid(&f, &c, "team is NULL");
+    for (int i = 0; i < 4; i++)
+        assert_null(tamis_sfa_plan_latent_out(f.rig.plan,
+                                              (int32_t[]){-1, N_TOKENS, INT32_MIN, INT32_MAX}[i]));
+    assert_non_null(tamis_sfa_plan_latent_out(f.rig.plan, N_TOKENS - 1));
     close_fixture(&f);
 }
 
@@ -238,14 +245,19 @@ static void wrong_weights(void **state)
     WITH(bad.weights.q_b_proj.cols++);
     expect_invalid(&f, &c, "q_b_proj is [120][89], must be [120][88]");
     WITH(bad.weights.kv_a_proj.row_bytes = 0);
-    expect_invalid(&f, &c, "kv_a_proj has row_bytes 0");
+    expect_invalid(&f, &c, "kv_a_proj has row_bytes 0, allowed 148..");
+    WITH(bad.weights.kv_a_proj.row_bytes = INT64_MAX / 8);
+    expect_invalid(&f, &c, "kv_a_proj has row_bytes 1152921504606846975, allowed 148..");
     WITH(bad.weights.kv_b_proj.rows++);
     expect_invalid(&f, &c, "kv_b_proj is [193][72], must be [192][72]");
     WITH(bad.weights.o_proj.data = NULL);
-    expect_invalid(&f, &c, "o_proj is [37][120]");
+    expect_invalid(&f, &c, "o_proj has no data");
     WITH(bad.weights.o_proj.scale = &scale; bad.weights.o_proj.scale_dtype = TAMIS_DTYPE_F32;
          bad.weights.o_proj.block_rows = bad.weights.o_proj.block_cols = 128);
-    expect_invalid(&f, &c, "o_proj has scale_row_bytes 0");
+    expect_invalid(&f, &c, "o_proj has scale_row_bytes 0, allowed 4..");
+    bad.weights.o_proj.block_rows = 2;
+    bad.weights.o_proj.scale_row_bytes = INT64_MAX / 8;
+    expect_invalid(&f, &c, "o_proj has scale_row_bytes 1152921504606846975");
     WITH(bad.weights.q_a_norm = NULL);
     expect_invalid(&f, &c, "q_a_norm is missing");
     WITH(bad.weights.kv_a_norm = NULL);
@@ -299,8 +311,36 @@ static void bad_dimensions(void **state)
     EXPECT_CONFIG(c.index_head_dim = 15, "index_head_dim is 15, allowed 16..");
     EXPECT_CONFIG(c.rms_norm_eps = 0, "rms_norm_eps is 0");
     EXPECT_CONFIG(c.softmax_scale = NAN, "softmax_scale");
+    EXPECT_CONFIG(c.rms_norm_eps = INFINITY, "rms_norm_eps is inf");
+    EXPECT_CONFIG(c.softmax_scale = INFINITY, "softmax_scale is inf");
     EXPECT_CONFIG(c.rope.theta = 1, "theta is 1, must be above 1");
+    EXPECT_CONFIG(c.rope.theta = INFINITY, "theta is inf");
+    EXPECT_CONFIG(c.rope.yarn_factor = NAN, "yarn_factor is nan, must be at least 0");
+    EXPECT_CONFIG(c.rope.yarn_factor = INFINITY, "yarn_factor is inf");
+    EXPECT_CONFIG(c.rope.yarn_factor = -1, "yarn_factor is -1");
+    const tamis_rope_config yarn = {1e4f, 40, 4096, 32, 1};
+#define EXPECT_YARN(change, part) EXPECT_CONFIG(c.rope = yarn; change, part)
+    EXPECT_YARN(c.rope.original_max_position = 0, "original_max_position is 0, allowed 1..");
+    EXPECT_YARN(c.rope.beta_slow = 0, "beta_slow is 0, must be above 0");
+    EXPECT_YARN(c.rope.beta_slow = NAN, "beta_slow is nan");
+    EXPECT_YARN(c.rope.beta_fast = INFINITY, "beta_fast is inf");
+    EXPECT_YARN(c.rope.beta_fast = 0.5f, "beta_fast is 0.5, must be at least beta_slow 1");
+    c.rope = yarn;
+    assert_int_equal(tamis_sfa_caches_measure(&c, 1, &params, &bytes, &err), TAMIS_STATUS_OK);
+    c.rope =
+        (tamis_rope_config){1e4f, 1, 0, NAN, -1}; /* without YaRN its parameters are not read */
+    assert_int_equal(tamis_sfa_caches_measure(&c, 1, &params, &bytes, &err), TAMIS_STATUS_OK);
     EXPECT_CONFIG(c.index_topk = 0; c.reuse_topk = true, "reuse_topk is set, but index_topk is 0");
+    const tamis_plan_params plan = tamis_plan_params_default();
+    uint64_t plan_bytes;
+    c = good;
+    c.reuse_topk = true;
+    assert_int_equal(tamis_sfa_plan_measure(&c, 1, &plan, 16, &plan_bytes, &err),
+                     TAMIS_STATUS_INVALID);
+    assert_text(&err, "layer 0 reuses a selection, but no earlier layer selects");
+    const tamis_sfa_config pair[] = {good, c};
+    assert_int_equal(tamis_sfa_plan_measure(pair, 2, &plan, 16, &plan_bytes, &err),
+                     TAMIS_STATUS_OK);
 }
 
 /* ---------------------------------------------------------------- order of operators */
@@ -423,6 +463,10 @@ static void bad_batches(void **state)
     table[1][0] = 2;
     batch.block_table_stride = 0;
     expect_batch(&f, &batch, TAMIS_STATUS_INVALID, "block table holds 0 blocks, 1 needed");
+    batch.block_table_stride = INT64_MAX;
+    expect_batch(&f, &batch, TAMIS_STATUS_INVALID, "block_table_stride is 9223372036854775807");
+    batch.block_table_stride = -1;
+    expect_batch(&f, &batch, TAMIS_STATUS_INVALID, "block_table_stride is -1, allowed 0..");
     assert_memory_equal(cache_memory(&f.rig), f.rows_before, cache_bytes(&f.rig));
     close_fixture(&f);
 }

@@ -269,8 +269,10 @@ static void fork_by_block_copy(void **state)
         track parent = track_open(&rig, s), child = track_open(&rig, s);
         advance(&rig, &parent, SHARED, "parent");
         memcpy(child.seq.table, parent.seq.table, (SHARED / BLOCK) * sizeof(int32_t));
-        tamis_sfa_caches_copy_block(rig.caches, child.seq.table[SHARED / BLOCK],
-                                    parent.seq.table[SHARED / BLOCK]);
+        tamis_error err;
+        test_must(tamis_sfa_caches_copy_block(rig.caches, child.seq.table[SHARED / BLOCK],
+                                              parent.seq.table[SHARED / BLOCK], &err),
+                  &err, "copy");
         child.seq.len = SHARED;
         float *other = test_take((int64_t)20 * hidden_of(s), sizeof *other);
         float *out = test_take((int64_t)20 * hidden_of(s), sizeof *out);

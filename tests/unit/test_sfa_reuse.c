@@ -209,7 +209,7 @@ static void bad_stacks_are_refused(void **state)
         bool is_first_shared;
         const char *part;
     } cases[] = {
-        {TOPK, true, "layer 0: reuse_topk with index_topk 8, but the selection before it has 0"},
+        {TOPK, true, "layer 0 reuses a selection, but no earlier layer selects"},
         {TOPK + 1, false,
          "layer 1: reuse_topk with index_topk 9, but the selection before it has 8"},
     };

@@ -93,6 +93,43 @@ tamis_cache_bytes tamis_layer_caches_bytes(const tamis_layer_caches *caches)
                                .per_history = store->history_bytes};
 }
 
+/* Two different places of 0..n - 1; nothing is copied to places before min_dst. */
+static tamis_status check_copy(const char *object, int32_t dst, int32_t src, int32_t min_dst,
+                               int32_t n, tamis_error *err)
+{
+    const tamis_field_range fields[] = {{"dst", dst, min_dst, n - 1}, {"src", src, 0, n - 1}};
+    TAMIS_TRY(tamis_check_ranges(object, fields, sizeof fields / sizeof *fields, err));
+    if (dst == src)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "%s: dst and src are both %d, must differ",
+                          object, dst);
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_layer_caches_copy_block(tamis_layer_caches *caches, int32_t dst, int32_t src,
+                                           tamis_error *err)
+{
+    TAMIS_TRY(check_copy("copy of a block", dst, src, 1, caches->store.n_blocks, err));
+    tamis_cache_store_copy_block(&caches->store, dst, src);
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_layer_caches_copy_slot(tamis_layer_caches *caches, int32_t dst, int32_t src,
+                                          tamis_error *err)
+{
+    TAMIS_TRY(check_copy("copy of a slot", dst, src, 0, caches->store.n_slots, err));
+    tamis_cache_store_copy_slot(&caches->store, dst, src);
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_layer_caches_clear_slot(tamis_layer_caches *caches, int32_t slot,
+                                           tamis_error *err)
+{
+    const tamis_field_range field = {"slot", slot, 0, caches->store.n_slots - 1};
+    TAMIS_TRY(tamis_check_ranges("clearing", &field, 1, err));
+    tamis_cache_store_clear_slot(&caches->store, slot);
+    return TAMIS_STATUS_OK;
+}
+
 void tamis_layer_caches_release(tamis_layer_caches *caches)
 {
     tamis_cache_store_close(&caches->store);

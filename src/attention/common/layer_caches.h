@@ -11,7 +11,7 @@
 typedef struct tamis_layer_caches {
     tamis_cache_params params;
     int32_t n_layers, n_roles;
-    int32_t *index; /* [n_layers][n_roles] number in the store, -1: none */
+    int32_t *index;                /* [n_layers][n_roles] number in the store, -1: none */
     const char *const *role_names; /* [n_roles] */
     tamis_cache_store store;
 } tamis_layer_caches;
@@ -26,6 +26,13 @@ tamis_status tamis_layer_caches_describe(tamis_layer_caches *caches, const void 
                                          const tamis_cache_params *params,
                                          tamis_describe_layer_fn describe, tamis_error *err);
 tamis_cache_bytes tamis_layer_caches_bytes(const tamis_layer_caches *caches);
+/* Checked copies and clearing for callers outside. errors: INVALID; nothing is written then */
+tamis_status tamis_layer_caches_copy_block(tamis_layer_caches *caches, int32_t dst, int32_t src,
+                                           tamis_error *err);
+tamis_status tamis_layer_caches_copy_slot(tamis_layer_caches *caches, int32_t dst, int32_t src,
+                                          tamis_error *err);
+tamis_status tamis_layer_caches_clear_slot(tamis_layer_caches *caches, int32_t slot,
+                                           tamis_error *err);
 void tamis_layer_caches_release(tamis_layer_caches *caches); /* all-zero is fine */
 
 /* NULL if the layer has no such cache. */

@@ -1,5 +1,7 @@
 #include "attention/common/layer_checks.h"
 
+#include <math.h>
+
 #include "core/error.h"
 #include "core/size.h"
 
@@ -13,6 +15,45 @@ tamis_status tamis_check_ranges(const char *object, const tamis_field_range *fie
     return TAMIS_STATUS_OK;
 }
 
+tamis_status tamis_check_above(const char *name, float value, float bound, tamis_error *err)
+{
+    if (value > bound && isfinite(value))
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: %s is %g, must be above %g and finite",
+                      name, (double)value, (double)bound);
+}
+
+tamis_status tamis_check_rope(const tamis_rope_config *rope, tamis_error *err)
+{
+    const tamis_field_range position[] = {
+        {"rope original_max_position", rope->original_max_position, 1, INT32_MAX}};
+    TAMIS_TRY(tamis_check_above("rope theta", rope->theta, 1, err));
+    if (!(rope->yarn_factor >= 0) || !isfinite(rope->yarn_factor))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: rope yarn_factor is %g, must be at least 0 and finite",
+                          (double)rope->yarn_factor);
+    if (rope->yarn_factor <= 1)
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(tamis_check_ranges("layer", position, 1, err));
+    TAMIS_TRY(tamis_check_above("rope beta_slow", rope->beta_slow, 0, err));
+    TAMIS_TRY(tamis_check_above("rope beta_fast", rope->beta_fast, 0, err));
+    if (rope->beta_fast < rope->beta_slow)
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: rope beta_fast is %g, must be at least beta_slow %g",
+                          (double)rope->beta_fast, (double)rope->beta_slow);
+    return TAMIS_STATUS_OK;
+}
+
+/* Distance of n rows: at least what a row takes, and the last one's offset fits. */
+static tamis_status check_stride(const char *name, const char *field, int64_t seen, int64_t min,
+                                 int64_t n, tamis_error *err)
+{
+    if (seen >= min && seen <= INT64_MAX / n)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: %s has %s %lld, allowed %lld..%lld", name,
+                      field, (long long)seen, (long long)min, (long long)(INT64_MAX / n));
+}
+
 static tamis_status check_scale(const char *name, const tamis_matrix *w, tamis_error *err)
 {
     if (w->scale == NULL)
@@ -22,19 +63,18 @@ static tamis_status check_scale(const char *name, const tamis_matrix *w, tamis_e
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "layer: %s has scales of %s in blocks of %dx%d, allowed F32 or F8_E8M0",
                           name, tamis_dtype_name(w->scale_dtype), w->block_rows, w->block_cols);
-    if (w->scale_row_bytes <
-        tamis_ceil_div(w->cols, w->block_cols) * tamis_dtype_bits(w->scale_dtype) / 8)
-        return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "layer: %s has scale_row_bytes %lld, a row of %lld scales needs more",
-                          name, (long long)w->scale_row_bytes,
-                          (long long)tamis_ceil_div(w->cols, w->block_cols));
-    return TAMIS_STATUS_OK;
+    return check_stride(name, "scale_row_bytes", w->scale_row_bytes,
+                        tamis_ceil_div(w->cols, w->block_cols) * tamis_dtype_bits(w->scale_dtype) /
+                            8,
+                        tamis_ceil_div(w->rows, w->block_rows), err);
 }
 
 tamis_status tamis_check_matrix(const char *name, const tamis_matrix *w, int64_t rows, int64_t cols,
                                 tamis_error *err)
 {
-    if (w->data == NULL || w->rows != rows || w->cols != cols)
+    if (w->data == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: %s has no data", name);
+    if (w->rows != rows || w->cols != cols)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "layer: %s is [%lld][%lld], must be [%lld][%lld]", name,
                           (long long)w->rows, (long long)w->cols, (long long)rows, (long long)cols);
@@ -42,12 +82,8 @@ tamis_status tamis_check_matrix(const char *name, const tamis_matrix *w, int64_t
         return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
                           "layer: %s is %s, allowed F32, BF16, F16, F8_E4M3, F4_E2M1", name,
                           tamis_dtype_name(w->dtype));
-    const int64_t row_bytes = tamis_ceil_div(cols * tamis_dtype_bits(w->dtype), 8);
-    if (w->row_bytes < row_bytes)
-        return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "layer: %s has row_bytes %lld, a row of %lld %s needs %lld", name,
-                          (long long)w->row_bytes, (long long)cols, tamis_dtype_name(w->dtype),
-                          (long long)row_bytes);
+    TAMIS_TRY(check_stride(name, "row_bytes", w->row_bytes,
+                           tamis_ceil_div(cols * tamis_dtype_bits(w->dtype), 8), rows, err));
     return check_scale(name, w, err);
 }
 

@@ -12,6 +12,10 @@ typedef struct tamis_field_range {
 /* INVALID "<object>: <name> is <value>, allowed <min>..<max>" for the first field outside. */
 tamis_status tamis_check_ranges(const char *object, const tamis_field_range *fields, size_t n,
                                 tamis_error *err);
+/* INVALID "layer: <name> is <value>, must be above <bound> and finite" */
+tamis_status tamis_check_above(const char *name, float value, float bound, tamis_error *err);
+/* Frequencies come out finite; the parameters of YaRN count where it is on. */
+tamis_status tamis_check_rope(const tamis_rope_config *rope, tamis_error *err);
 /* A matrix of that shape in a format that linear layers read, strides and scale grid included. */
 tamis_status tamis_check_matrix(const char *name, const tamis_matrix *w, int64_t rows, int64_t cols,
                                 tamis_error *err);

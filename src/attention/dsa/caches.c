@@ -119,19 +119,21 @@ void tamis_dsa_caches_close(tamis_dsa_caches **caches)
     *caches = NULL;
 }
 
-void tamis_dsa_caches_copy_block(tamis_dsa_caches *caches, int32_t dst, int32_t src)
+tamis_status tamis_dsa_caches_copy_block(tamis_dsa_caches *caches, int32_t dst, int32_t src,
+                                         tamis_error *err)
 {
-    tamis_cache_store_copy_block(&caches->base.store, dst, src);
+    return tamis_layer_caches_copy_block(&caches->base, dst, src, err);
 }
 
-void tamis_dsa_caches_copy_slot(tamis_dsa_caches *caches, int32_t dst, int32_t src)
+tamis_status tamis_dsa_caches_copy_slot(tamis_dsa_caches *caches, int32_t dst, int32_t src,
+                                        tamis_error *err)
 {
-    tamis_cache_store_copy_slot(&caches->base.store, dst, src);
+    return tamis_layer_caches_copy_slot(&caches->base, dst, src, err);
 }
 
-void tamis_dsa_caches_clear_slot(tamis_dsa_caches *caches, int32_t slot)
+tamis_status tamis_dsa_caches_clear_slot(tamis_dsa_caches *caches, int32_t slot, tamis_error *err)
 {
-    tamis_cache_store_clear_slot(&caches->base.store, slot);
+    return tamis_layer_caches_clear_slot(&caches->base, slot, err);
 }
 
 int32_t tamis_dsa_caches_rollback_floor(const tamis_dsa_caches *caches, int32_t high)

@@ -95,6 +95,8 @@ static tamis_status check_call(const tamis_dsa_layer *layer, int32_t layer_idx,
     if (layer_idx < 0 || layer_idx >= plan->n_layers)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: layer_idx is %d, allowed 0..%d",
                           layer_idx, plan->n_layers - 1);
+    if (team == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: team is NULL");
     if (tamis_team_size(team) != plan->params.n_threads)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "layer: the team has %d threads, the plan was opened for %d",

@@ -26,11 +26,8 @@ static tamis_status check_dims(const tamis_dsa_config *c, tamis_error *err)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "layer: o_groups is %d, must divide num_heads %d", c->o_groups,
                           c->num_heads);
-    if (!(c->rms_norm_eps > 0) || !(c->rope.theta > 1))
-        return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "layer: rms_norm_eps is %g, must be above 0; rope theta is %g, must be "
-                          "above 1",
-                          (double)c->rms_norm_eps, (double)c->rope.theta);
+    TAMIS_TRY(tamis_check_above("rms_norm_eps", c->rms_norm_eps, 0, err));
+    TAMIS_TRY(tamis_check_rope(&c->rope, err));
     if (c->compress_ratio != 4)
         return TAMIS_STATUS_OK;
     const tamis_field_range index_fields[] = {

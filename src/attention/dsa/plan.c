@@ -197,10 +197,13 @@ static tamis_status collect_kinds(tamis_dsa_plan *plan, tamis_error *err)
                               TAMIS_DSA_MAX_KINDS);
         if (kind == plan->n_kinds)
             plan->kinds[plan->n_kinds++].config = *layer;
+        if (layer->compress_ratio == 4 && layer->reuse_topk && topk == 0)
+            return tamis_fail(err, TAMIS_STATUS_INVALID,
+                              "layer %d reuses a selection, but no earlier layer selects", i);
         if (layer->compress_ratio == 4 && layer->reuse_topk && layer->index_topk != topk)
             return tamis_fail(err, TAMIS_STATUS_INVALID,
                               "layer %d: reuse_topk with index_topk %d, but the selection before "
-                              "it has %d (0: none)",
+                              "it has %d",
                               i, layer->index_topk, topk);
         if (has_indexer(layer))
             topk = layer->index_topk;

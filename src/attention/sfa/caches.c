@@ -83,9 +83,10 @@ void tamis_sfa_caches_close(tamis_sfa_caches **caches)
     *caches = NULL;
 }
 
-void tamis_sfa_caches_copy_block(tamis_sfa_caches *caches, int32_t dst, int32_t src)
+tamis_status tamis_sfa_caches_copy_block(tamis_sfa_caches *caches, int32_t dst, int32_t src,
+                                         tamis_error *err)
 {
-    tamis_cache_store_copy_block(&caches->base.store, dst, src);
+    return tamis_layer_caches_copy_block(&caches->base, dst, src, err);
 }
 
 const tamis_layer_caches *tamis_sfa_caches_layers(const tamis_sfa_caches *caches)

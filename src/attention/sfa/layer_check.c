@@ -36,11 +36,9 @@ tamis_status tamis_sfa_config_check(const tamis_sfa_config *c, tamis_error *err)
     if (c->qk_rope_head_dim % 2 != 0)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: qk_rope_head_dim is %d, must be even",
                           c->qk_rope_head_dim);
-    if (!(c->rms_norm_eps > 0) || !(c->softmax_scale > 0) || !(c->rope.theta > 1))
-        return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "layer: rms_norm_eps is %g and softmax_scale %g, must be above 0; rope "
-                          "theta is %g, must be above 1",
-                          (double)c->rms_norm_eps, (double)c->softmax_scale, (double)c->rope.theta);
+    TAMIS_TRY(tamis_check_above("rms_norm_eps", c->rms_norm_eps, 0, err));
+    TAMIS_TRY(tamis_check_above("softmax_scale", c->softmax_scale, 0, err));
+    TAMIS_TRY(tamis_check_rope(&c->rope, err));
     return check_indexer(c, err);
 }
 

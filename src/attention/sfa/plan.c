@@ -153,10 +153,13 @@ static tamis_status collect_kinds(tamis_sfa_plan *plan, tamis_error *err)
                               TAMIS_SFA_MAX_KINDS);
         if (kind == plan->n_kinds)
             plan->kinds[plan->n_kinds++].config = *layer;
+        if (layer->reuse_topk && topk == 0)
+            return tamis_fail(err, TAMIS_STATUS_INVALID,
+                              "layer %d reuses a selection, but no earlier layer selects", i);
         if (layer->reuse_topk && layer->index_topk != topk)
             return tamis_fail(err, TAMIS_STATUS_INVALID,
                               "layer %d: reuse_topk with index_topk %d, but the selection before "
-                              "it has %d (0: none)",
+                              "it has %d",
                               i, layer->index_topk, topk);
         if (tamis_sfa_has_indexer(layer))
             topk = layer->index_topk;
@@ -343,6 +346,8 @@ float *tamis_sfa_plan_query(tamis_sfa_plan *plan)
 }
 float *tamis_sfa_plan_latent_out(tamis_sfa_plan *plan, int32_t token)
 {
+    if (token < 0 || token >= plan->step.n_tokens)
+        return NULL;
     return plan->ws.q + token * q_width(&plan->layers[plan->running_layer]);
 }
 const float *tamis_sfa_plan_index_query(const tamis_sfa_plan *plan)
