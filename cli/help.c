@@ -25,7 +25,7 @@ void cli_help_general(FILE *out)
           "\nexit codes:\n"
           "  0  done                            3  the model is bad or not supported\n"
           "  1  an error while running          4  not enough memory\n"
-          "  2  a wrong option or value         130  interrupted\n",
+          "  2  a wrong option or value         130  interrupted (SIGTERM 143, SIGHUP 129)\n",
           out);
 }
 

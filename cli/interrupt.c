@@ -3,17 +3,17 @@
 #include <signal.h>
 #include <string.h>
 
-static volatile sig_atomic_t is_interrupted;
+static volatile sig_atomic_t first_signal; /* 0: none yet */
 
 static void note(int number)
 {
-    (void)number;
-    is_interrupted = 1;
+    if (first_signal == 0)
+        first_signal = number;
 }
 
 /*
- * No SA_RESTART: a read that waits for the keyboard ends. SIGINT stays ignored where the caller
- * ignores it (a background job of a shell script).
+ * No SA_RESTART: a read that waits for the keyboard ends. A signal stays ignored where the caller
+ * ignores it (SIGINT in a background job of a shell script, SIGHUP under nohup).
  */
 void cli_interrupt_install(void)
 {
@@ -24,11 +24,18 @@ void cli_interrupt_install(void)
     sigaction(SIGXFSZ, &action, NULL); /* a file size limit: the write fails and says so */
     action.sa_handler = note;
     action.sa_flags = SA_RESETHAND;
-    if (sigaction(SIGINT, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-        sigaction(SIGINT, &action, NULL);
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(signals[i], &action, NULL);
 }
 
 bool cli_interrupted(void)
 {
-    return is_interrupted != 0;
+    return first_signal != 0;
+}
+
+int cli_interrupt_exit_code(void)
+{
+    return 128 + (int)first_signal;
 }

@@ -53,7 +53,8 @@ static int help(int argc, char **argv)
     if (argc == 0) {
         cli_help_general(stdout);
     } else if (strcmp(argv[0], "help") == 0) {
-        fputs("usage: tamis help [COMMAND]\n\nhelp about a command; without one about all\n", stdout);
+        fputs("usage: tamis help [COMMAND]\n\nhelp about a command; without one about all\n",
+              stdout);
     } else if (strcmp(argv[0], "version") == 0) {
         fputs("usage: tamis version\n\nprint the version\n", stdout);
     } else {
@@ -85,7 +86,8 @@ static int run(int id, int argc, char **argv)
         return cli_fail(CLI_EXIT_USAGE, "%s", err.text);
     cli_message_set_quiet(cli_has(&args, CLI_OPT_QUIET));
     tamis_log_set(pass_on_log, NULL);
-    return cli_out_finish(run_command[id](&args));
+    const int ended = run_command[id](&args);
+    return cli_out_finish(ended == CLI_EXIT_INTERRUPTED ? cli_interrupt_exit_code() : ended);
 }
 
 int main(int argc, char **argv)

@@ -10,11 +10,11 @@
 
 enum {
     CLI_EXIT_OK = 0,
-    CLI_EXIT_RUN = 1,    /* something failed while running, or bad input data */
-    CLI_EXIT_USAGE = 2,  /* the command line or the environment */
-    CLI_EXIT_MODEL = 3,  /* the model folder is bad or not supported */
-    CLI_EXIT_MEMORY = 4, /* the plan does not fit, or memory was refused */
-    CLI_EXIT_INTERRUPTED = 130
+    CLI_EXIT_RUN = 1,          /* something failed while running, or bad input data */
+    CLI_EXIT_USAGE = 2,        /* the command line or the environment */
+    CLI_EXIT_MODEL = 3,        /* the model folder is bad or not supported */
+    CLI_EXIT_MEMORY = 4,       /* the plan does not fit, or memory was refused */
+    CLI_EXIT_INTERRUPTED = 130 /* by whatever signal; main tells which */
 };
 
 void cli_message_set_quiet(bool quiet); /* silences cli_info, not cli_fail */
