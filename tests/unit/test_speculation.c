@@ -71,7 +71,7 @@ static void check_drafters(const char *dir, tamis_dtype dtype, int32_t n_new,
     free(ids);
 }
 
-static void test_every_drafter(void **state)
+static void case_19_text_of_every_drafter(void **state)
 {
     (void)state;
     test_rng rng = test_rng_start("speculation", 51);
@@ -88,7 +88,7 @@ static void test_every_drafter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_drafter),
+        cmocka_unit_test(case_19_text_of_every_drafter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,7 +65,7 @@ static void check_phases(const char *dir, tamis_dtype dtype, int32_t max_len, in
     free(ids);
 }
 
-static void test_every_count_at_every_phase(void **state)
+static void case_19_every_count_at_every_phase(void **state)
 {
     (void)state;
     test_rng rng = test_rng_start("phases", 128);
@@ -81,7 +81,7 @@ static void test_every_count_at_every_phase(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_count_at_every_phase),
+        cmocka_unit_test(case_19_every_count_at_every_phase),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
