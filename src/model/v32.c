@@ -115,6 +115,10 @@ tamis_sfa_caches *tamis_v32_caches(tamis_net *net)
 {
     return ((tamis_v32 *)net)->caches;
 }
+tamis_sfa_plan *tamis_v32_plan(tamis_net *net)
+{
+    return ((tamis_v32 *)net)->plan;
+}
 
 /* ---------------------------------------------------------------- residual stream */
 

@@ -20,7 +20,8 @@
 #include "attention/sfa/sfa_internal.h"
 #include "model/net.h"
 
-/* For tests: the caches of a net of these families. */
+/* For tests: caches and plan of a net of these families. */
 tamis_sfa_caches *tamis_v32_caches(tamis_net *net);
+tamis_sfa_plan *tamis_v32_plan(tamis_net *net);
 
 #endif

@@ -108,6 +108,10 @@ tamis_dsa_caches *tamis_v4_caches(tamis_net *net)
 {
     return ((tamis_v4 *)net)->caches;
 }
+tamis_dsa_plan *tamis_v4_plan(tamis_net *net)
+{
+    return ((tamis_v4 *)net)->plan;
+}
 
 /* ---------------------------------------------------------------- forward */
 

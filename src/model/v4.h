@@ -17,7 +17,8 @@
 #include "attention/dsa/dsa_internal.h"
 #include "model/net.h"
 
-/* For tests: the caches of a net of this family. */
+/* For tests: caches and plan of a net of this family. */
 tamis_dsa_caches *tamis_v4_caches(tamis_net *net);
+tamis_dsa_plan *tamis_v4_plan(tamis_net *net);
 
 #endif

@@ -15,6 +15,8 @@
 
 #include "caches/cache_store.h"
 #include "engine/session_internal.h"
+#include "model/v32.h"
+#include "model/v4.h"
 
 #define V4    "tests/golden/v4-flash-fp8" /* indexers in layers 2 and 4 */
 #define V32   "tests/golden/v32-fp8"      /* in layers 0, 1, 2 */
@@ -240,6 +242,39 @@ static void check_no_index_keys(const char *dir, const char *pattern)
     test_engine_close(&shared);
 }
 
+/* Runs of indexers while 40 tokens are fed in 4 steps. */
+static uint64_t num_selections(test_engine *engine)
+{
+    int32_t ids[40];
+    tamis_attn_profile profile = {0};
+    tamis_net *net = tamis_session_net(engine->session);
+    for (int32_t i = 0; i < 40; i++)
+        ids[i] = 3 + 7 * i % 100;
+    if (engine->model->config.family == TAMIS_FAMILY_DEEPSEEK_V4)
+        tamis_dsa_plan_set_profile(tamis_v4_plan(net), &profile);
+    else
+        tamis_sfa_plan_set_profile(tamis_v32_plan(net), &profile);
+    test_feed(engine, test_seq_new(engine), ids, 40, 10, NULL);
+    return profile.n_selections;
+}
+
+static void check_selections(const char *dir, const char *pattern, uint64_t n_own)
+{
+    test_engine engine = open_with(dir, 0, pattern);
+    assert_int_equal(num_selections(&engine), 4 * n_own);
+    test_engine_close(&engine);
+}
+
+static void test_shared_layers_run_no_indexer(void **state)
+{
+    (void)state;
+    check_selections(V4, NULL, 2);
+    check_selections(V4, "FS", 1);
+    check_selections(V32, NULL, 3);
+    check_selections(V32, "FSS", 1);
+    check_selections(GLM52, NULL, 3);
+}
+
 static void test_shared_layers_have_no_indexer(void **state)
 {
     (void)state;
@@ -256,6 +291,7 @@ int main(void)
         cmocka_unit_test(test_all_full_is_no_index_cache),
         cmocka_unit_test(test_shared_layers_attend_to_the_earlier_selection),
         cmocka_unit_test(test_shared_layers_have_no_indexer),
+        cmocka_unit_test(test_shared_layers_run_no_indexer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

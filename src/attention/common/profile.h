@@ -19,6 +19,7 @@ typedef enum tamis_attn_stage {
 #define TAMIS_PROFILE_KINDS 3 /* V4: ratio 0, 4, 128; V3.2, GLM: own selection, reused one */
 typedef struct tamis_attn_profile {
     uint64_t ns[TAMIS_PROFILE_KINDS][TAMIS_NUM_STAGES];
+    uint64_t n_selections; /* runs of an indexer */
 } tamis_attn_profile;
 
 /* Now, in nanoseconds; free when no profile is attached. */
@@ -40,6 +41,12 @@ static inline void tamis_profile_add(tamis_attn_profile *profile, int kind, tami
     const uint64_t now = tamis_profile_clock(profile);
     profile->ns[kind][stage] += now - *since;
     *since = now;
+}
+
+static inline void tamis_profile_count_selection(tamis_attn_profile *profile)
+{
+    if (profile != NULL)
+        profile->n_selections++;
 }
 
 #endif

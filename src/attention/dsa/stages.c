@@ -178,6 +178,7 @@ void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call)
 
 void tamis_dsa_select(tamis_dsa_call *call)
 {
+    tamis_profile_count_selection(call->plan->profile);
     report(call, tamis_indexer_select(&call->plan->ws.indexer, &call->exec,
                                       tamis_dsa_index_dims(call->config), &call->plan->step,
                                       call->index_key, call->kind->visible, &call->kind->index));

@@ -159,6 +159,7 @@ void tamis_sfa_rotate_queries(tamis_sfa_call *call)
 void tamis_sfa_run_select(tamis_sfa_call *call)
 {
     tamis_sfa_plan *plan = call->plan;
+    tamis_profile_count_selection(plan->profile);
     tamis_sfa_report(call, tamis_indexer_select(&plan->ws.indexer, &call->exec, index_dims(call),
                                                 &plan->step, call->index_key, plan->visible,
                                                 &call->kind->index));
