@@ -1,8 +1,8 @@
 /*
  * A random walk over everything that prefix reuse touches: open, match, feed, fork, roll back,
- * keep, evict, forget, drop, a pool that runs dry. Every row of logits of every sequence is
- * compared, bit for bit, with a cold run of its tokens. Whatever nobody may read is full of NaN:
- * free blocks, and the rings of a sequence before it begins.
+ * keep, evict, forget, save, load, drop, a pool that runs dry. Every row of logits of every
+ * sequence is compared, bit for bit, with a cold run of its tokens. Whatever nobody may read is
+ * full of NaN: free blocks, and the rings of a sequence before it begins.
  *
  * All sequences follow one of a few texts with common beginnings, and may change over to another
  * where the two part, so prefixes are hit often and a handful of cold runs is all the reference
@@ -21,6 +21,7 @@
 #include "support/engine_run.h"
 #include "support/rng.h"
 #include "support/sanitized.h"
+#include "support/temp_dir.h"
 
 enum {
     BLOCK = 128,
@@ -46,6 +47,8 @@ typedef struct walk {
     test_rng rng;
     text texts[N_TEXTS];
     history seqs[MAX_SEQS];
+    history saved; /* what the file holds, if is_live */
+    char *dir, *file;
     int32_t n_done[12]; /* by operation */
     int32_t n_reused, n_refused;
 } walk;
@@ -210,9 +213,32 @@ static void roll_back(walk *w, int32_t seq)
     test_seq_rollback(&w->engine, seq, h->n);
 }
 
+static void save(walk *w, int32_t seq)
+{
+    tamis_error err;
+    test_must(tamis_seq_save(w->engine.session, seq, w->file, &err), &err, "save");
+    w->saved = w->seqs[seq];
+}
+
+/* The pool may be too full for it; then nothing has changed. */
+static void load(walk *w)
+{
+    tamis_error err;
+    int32_t seq;
+    if (!w->saved.is_live || tamis_seq_create(w->engine.session, &seq, &err) != TAMIS_STATUS_OK)
+        return;
+    fill_with_nan(w->engine.session->net->store, TAMIS_CACHE_RING, seq);
+    w->seqs[seq] = (history){.is_live = true};
+    if (tamis_seq_load(w->engine.session, seq, w->file, &err) == TAMIS_STATUS_OK)
+        w->seqs[seq] = w->saved;
+    else
+        assert_int_equal(err.status, TAMIS_STATUS_NO_BLOCKS);
+    w->n_done[9]++;
+}
+
 static void random_operation(walk *w)
 {
-    const int32_t seq = pick(w, 0, MAX_SEQS - 1), op = pick(w, 0, 40);
+    const int32_t seq = pick(w, 0, MAX_SEQS - 1), op = pick(w, 0, 45);
     tamis_error err;
     if (op < 22) {
         feed(w);
@@ -226,6 +252,11 @@ static void random_operation(walk *w)
     } else if (op == 29 && pick(w, 0, 2) == 0) {
         tamis_session_drop_prefixes(w->engine.session);
         w->n_done[3]++;
+    } else if (op > 43) {
+        load(w);
+    } else if (w->seqs[seq].is_live && op > 41) {
+        save(w, seq);
+        w->n_done[8]++;
     } else if (w->seqs[seq].is_live && op < 33) {
         test_must(tamis_seq_keep(w->engine.session, seq, &err), &err, "keep");
         w->n_done[4]++;
@@ -256,20 +287,25 @@ static void run_walk(const char *name, const char *dir, tamis_dtype dtype, int32
     p.max_snapshots = 5;
     w->engine = test_engine_open(dir, &p);
     make_texts(w);
+    w->dir = test_temp_dir_make();
+    w->file = test_path(w->dir, "sequence");
     for (int32_t round = 0; round < n_rounds; round++) {
         random_operation(w);
         check_blocks(w);
     }
     const tamis_prefix_stats s = tamis_session_get_prefix_stats(w->engine.session);
     printf(
-        "%s: steps %d, opened %d, evicted %d, forgot %d, kept %d, back %d, forked %d, dropped %d; "
+        "%s: steps %d, opened %d, evicted %d, forgot %d, kept %d, back %d, forked %d, dropped %d, "
+        "saved %d, loaded %d; "
         "%d tokens reused in %d hits, %d steps refused, %d blocks and %d snapshots evicted\n",
         name, w->n_done[0], w->n_done[1], w->n_done[2], w->n_done[3], w->n_done[4], w->n_done[5],
-        w->n_done[6], w->n_done[7], w->n_reused, (int)s.n_hits, w->n_refused,
-        (int)s.n_evicted_blocks, (int)s.n_evicted_snapshots);
+        w->n_done[6], w->n_done[7], w->n_done[8], w->n_done[9], w->n_reused, (int)s.n_hits,
+        w->n_refused, (int)s.n_evicted_blocks, (int)s.n_evicted_snapshots);
     if (n_rounds >= 300)
         assert_true(s.n_hits > 0 && s.n_evicted_blocks > 0);
     assert_int_equal(tamis_num_allocs_in_run(), 0);
+    free(w->file);
+    test_temp_dir_remove(w->dir);
     for (int32_t t = 0; t < N_TEXTS; t++)
         free(w->texts[t].logits);
     test_engine_close(&w->engine);
