@@ -31,13 +31,26 @@ static int32_t watched_snapshot(const tamis_prefix_cache *prefix, const tamis_hi
     return (int32_t)((size_t)(watch->history - prefix->histories) / prefix->history_bytes);
 }
 
+/* Whether the history at `pos` holds rows that a connector brings only while the step runs. */
+static bool is_history_expected(const tamis_session *session, const tamis_sequence *s, int32_t pos)
+{
+    const tamis_cache_store *store = session->net->store;
+    for (int32_t i = 0; s->n_expected > 0 && i < store->n_caches; i++) {
+        const tamis_cache_desc *desc = &store->caches[i].desc;
+        if (desc->life == TAMIS_CACHE_RING && tamis_history_first(desc, pos) < s->n_expected)
+            return true;
+    }
+    return false;
+}
+
 /* The history at `pos`, which the step crosses: rows before the step now, the others as they come.
  */
 static void watch(tamis_session *session, int32_t seq, int32_t pos)
 {
     tamis_prefix_cache *prefix = &session->prefix;
     const tamis_sequence *s = &session->sequences[seq];
-    if (tamis_prefix_cache_has_snapshot(prefix, s->ids, pos))
+    if (is_history_expected(session, s, pos) ||
+        tamis_prefix_cache_has_snapshot(prefix, s->ids, pos))
         return;
     const int32_t snapshot = tamis_prefix_cache_take_snapshot(prefix, pos);
     if (snapshot == TAMIS_PREFIX_NONE)

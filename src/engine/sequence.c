@@ -66,7 +66,8 @@ tamis_status tamis_seq_create(tamis_session *session, int32_t *seq, tamis_error 
     TAMIS_TRY(find_unused(session, &i, err));
     tamis_cache_store_clear_slot(session->net->store, i);
     tamis_sequence *s = &session->sequences[i];
-    *s = (tamis_sequence){.is_live = true, .table = s->table, .ids = s->ids};
+    *s = (tamis_sequence){
+        .is_live = true, .table = s->table, .ids = s->ids, .serial = ++session->n_created};
     *seq = i;
     return TAMIS_STATUS_OK;
 }
@@ -165,7 +166,8 @@ static void copy_sequence(tamis_session *session, int32_t from, int32_t to, int3
                           .base = s->base,
                           .n_blocks = s->n_blocks,
                           .table = t->table,
-                          .ids = t->ids};
+                          .ids = t->ids,
+                          .serial = ++session->n_created};
     memcpy(t->table, s->table, (size_t)s->n_blocks * sizeof *t->table);
     if (t->ids != NULL)
         memcpy(t->ids, s->ids, (size_t)s->len * sizeof *t->ids);

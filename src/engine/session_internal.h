@@ -24,6 +24,7 @@ typedef struct tamis_sequence {
     int32_t *ids;       /* [max_model_len] its tokens, with prefix_caching; else NULL */
     uint64_t in_step;   /* number of the latest step that named it */
     int32_t n_expected; /* tokens whose rows the connector has to load in its next step */
+    uint64_t serial;    /* of all that were created or forked, which one: indices come again */
 } tamis_sequence;
 
 /* A block that a step takes: the next one of a sequence, or in place of a shared one. */
@@ -75,6 +76,7 @@ struct tamis_session {
     tamis_prefix_tally prefix_tally;
     tamis_connector connector;
     uint64_t step_number;
+    uint64_t n_created; /* sequences so far */
     int32_t sleep_level;
     int32_t hidden_of; /* sequence whose step left its hidden states in the network; -1: none */
     int32_t draft_of;  /* sequence whose draft can go on; -1: none */

@@ -27,6 +27,7 @@
 struct tamis_spec {
     tamis_session *session;
     int32_t seq;
+    uint64_t serial; /* of the sequence: its index may come again */
     tamis_spec_params params;
     int32_t stop_ids[TAMIS_MAX_EOS];
     int32_t *tokens;  /* [max_model_len + MAX_STEP] fed ones and the pending one */
@@ -141,6 +142,7 @@ tamis_status tamis_spec_open(tamis_spec **out, tamis_session *session, int32_t s
     TAMIS_TRY_GOTO(take_memory(&spec, session, err));
     spec->session = session;
     spec->seq = seq;
+    spec->serial = s->serial;
     spec->params = *params;
     for (int32_t i = 0; i < params->n_stop_ids; i++)
         spec->stop_ids[i] = params->stop_ids[i];
@@ -179,6 +181,11 @@ static tamis_status check_ready(const tamis_spec *spec, tamis_error *err)
 {
     tamis_sequence *s = NULL;
     TAMIS_TRY(tamis_session_find_seq(spec->session, spec->seq, &s, err));
+    if (s->serial != spec->serial)
+        return tamis_fail(err, TAMIS_STATUS_STATE,
+                          "speculation: sequence %d is another one now; the one at open was "
+                          "dropped, or the session slept",
+                          spec->seq);
     if (s->len != num_fed(spec))
         return tamis_fail(err, TAMIS_STATUS_STATE,
                           "speculation: sequence %d has %d tokens, must have %d: another call fed "

@@ -154,6 +154,65 @@ static void test_misuse_between_calls(void **state)
     fixture_close(&f);
 }
 
+/* An index that comes again is another sequence, however long it is. */
+static void check_another(fixture *f, spec_run *run)
+{
+    int32_t tokens[5], n;
+    char says[64];
+    tamis_error err;
+    snprintf(says, sizeof says, "sequence %d is another one now", run->seq);
+    for (int i = 0; i < 2; i++) {
+        const tamis_status st =
+            i == 0 ? tamis_spec_next(run->spec, run->sampler, f->truth.vocab, tokens, &n, &err)
+                   : tamis_spec_prompt(run->spec, f->ids, 1, &err);
+        assert_int_equal(st, TAMIS_STATUS_STATE);
+        assert_non_null(strstr(err.text, says));
+    }
+    spec_run_close(run);
+}
+
+typedef enum recycling { DROPPED, DROPPED_EMPTY, SLEPT, FORKED, N_RECYCLINGS } recycling;
+
+/* The index of run's sequence again, with as many tokens as it had. */
+static int32_t recycle(fixture *f, const spec_run *run, recycling how, int32_t donor)
+{
+    tamis_session *session = f->engine.session;
+    tamis_error err;
+    if (how == SLEPT) {
+        test_must(tamis_session_sleep(session, 1, &err), &err, "sleep");
+        test_must(tamis_session_wake(session, &err), &err, "wake");
+    } else {
+        test_seq_drop(&f->engine, run->seq);
+    }
+    if (how == FORKED)
+        return test_seq_fork(&f->engine, donor);
+    const int32_t seq = test_seq_new(&f->engine);
+    if (how != DROPPED_EMPTY)
+        test_feed(&f->engine, seq, f->ids, 19, 0, NULL);
+    return seq;
+}
+
+static void test_sequence_of_another(void **state)
+{
+    (void)state;
+    tamis_session_params params = spec_session(TAMIS_DTYPE_BF16, 64, 4, false);
+    params.max_num_seqs = 2;
+    fixture f = fixture_open(V4, &params, 20, 10);
+    const tamis_spec_params p = spec_params(TAMIS_DRAFTER_PROMPT_LOOKUP, 4, NULL);
+    for (recycling how = DROPPED; how < N_RECYCLINGS; how++) {
+        spec_run run = spec_run_open(&f.engine, &f.truth, &p);
+        const int32_t donor = test_seq_new(&f.engine);
+        test_feed(&f.engine, donor, f.ids, 19, 0, NULL);
+        if (how != DROPPED_EMPTY)
+            spec_run_prompt(&run, 0);
+        assert_int_equal(recycle(&f, &run, how, donor), run.seq);
+        check_another(&f, &run);
+        if (how != SLEPT)
+            test_seq_drop(&f.engine, donor);
+    }
+    fixture_close(&f);
+}
+
 /* ---------------------------------------------------------------- ends */
 
 static void check_full_context(const char *dir, tamis_drafter drafter)
@@ -464,6 +523,7 @@ int main(void)
         cmocka_unit_test(test_bad_parameters),
         cmocka_unit_test(test_session_limits),
         cmocka_unit_test(test_misuse_between_calls),
+        cmocka_unit_test(test_sequence_of_another),
         cmocka_unit_test(test_full_context),
         cmocka_unit_test(test_stop_ids),
         cmocka_unit_test(test_empty_pool),
