@@ -88,7 +88,7 @@ typedef struct tamis_swap {
  * shapes   query_lens [num_reqs] new tokens of each request
  *          swaps      [num_reqs / 2] at least; *num_swaps of them are written, to be made in order
  * range    decode_threshold 1..16
- * errors   INVALID (a negative count, decode_threshold); nothing is written then
+ * errors   INVALID (NULL, a negative count, decode_threshold); nothing is written then
  * source   dsa_v1.py reorder_batch. (sfa_v1.py never moves anything.)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_batch_reorder(const int32_t *query_lens,
@@ -117,7 +117,8 @@ typedef struct tamis_split {
  * behind it, is the prefill part. Wants the order of tamis_batch_reorder.
  *
  * shapes   query_start_loc [num_reqs + 1]
- * errors   INVALID (query_start_loc, decode_threshold, is_prefilling missing); *out is left alone
+ * errors   INVALID (NULL, query_start_loc, decode_threshold, is_prefilling missing); *out is left
+ *          alone
  * source   vLLM split_decodes_and_prefills as dsa_v1.py calls it
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_batch_split(const int32_t *query_start_loc,
@@ -130,8 +131,8 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_batch_split(const int32_t *query_s
  * block_table[p / block_tokens] * block_tokens + p % block_tokens; -1 for padding.
  *
  * shapes   slot_mapping [num_slots], num_slots >= query_start_loc[num_reqs]; the rest is -1, too
- * errors   INVALID (the batch, a block that is missing or below 1, num_slots), LIMIT (a slot above
- *          INT32_MAX); nothing is written then
+ * errors   INVALID (NULL, the batch, a block that is missing or below 1, num_slots), LIMIT (a slot
+ *          above INT32_MAX); nothing is written then
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_batch_slot_mapping(const tamis_batch *batch,
                                                                  int32_t block_tokens,
@@ -140,7 +141,8 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_batch_slot_mapping(const tamis_bat
                                                                  tamis_error *err);
 /**
  * Block and row of a flat slot. The division is a floor, so -1 (padding) is (-1, block_tokens - 1)
- * as in the seeds' two-column form, and never row -1 of the null block.
+ * as in the seeds' two-column form, and never row -1 of the null block. block_tokens below 1: both
+ * are -1, for there are no such blocks.
  */
 TAMIS_API void tamis_slot_split(int32_t slot, int32_t block_tokens, int32_t *block, int32_t *row);
 
@@ -153,7 +155,10 @@ typedef struct tamis_compressed_row {
     int32_t rope_pos; /* position that rotates it: idx * ratio */
 } tamis_compressed_row;
 
-/** min(T, T / ratio + B): no step of T tokens of B requests completes more rows. */
+/**
+ * min(T, T / ratio + B): no step of T tokens of B requests completes more rows. 0 if T or B is
+ * negative or ratio below 1.
+ */
 TAMIS_API int32_t tamis_compressed_rows_capacity(int32_t num_tokens, int32_t num_reqs,
                                                  int32_t ratio);
 /**
@@ -164,7 +169,7 @@ TAMIS_API int32_t tamis_compressed_rows_capacity(int32_t num_tokens, int32_t num
  *          rows_per_block * ratio tokens. tamis' own caches: block_tokens / ratio
  * shapes   rows [capacity]; entries from *num_rows on are set to unused
  * range    ratio, rows_per_block 1..2^20
- * errors   INVALID (the batch, ratio, rows_per_block, a block that is missing or below 1),
+ * errors   INVALID (NULL, the batch, ratio, rows_per_block, a block that is missing or below 1),
  *          LIMIT (more rows than capacity); nothing is written then
  * source   dsa_v1.py, compressor_metadata
  */

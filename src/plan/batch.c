@@ -62,8 +62,15 @@ tamis_status tamis_batch_check_lengths(const tamis_batch *batch, int32_t *num_re
     return TAMIS_STATUS_OK;
 }
 
+static tamis_status check_there(const char *name, bool is_there, tamis_error *err)
+{
+    return is_there ? TAMIS_STATUS_OK
+                    : tamis_fail(err, TAMIS_STATUS_INVALID, "batch: %s is NULL", name);
+}
+
 static tamis_status check_batch(const tamis_batch *batch, int32_t *num_real_reqs, tamis_error *err)
 {
+    TAMIS_TRY(check_there("batch", batch != NULL, err));
     TAMIS_TRY(tamis_batch_check_starts(batch->query_start_loc, batch->num_reqs, err));
     return tamis_batch_check_lengths(batch, num_real_reqs, err);
 }
@@ -113,6 +120,9 @@ tamis_status tamis_batch_reorder(const int32_t *query_lens, int32_t num_reqs,
     int32_t n_decodes = 0, n_swaps = 0, prefill = 0;
     TAMIS_TRY(check_threshold(decode_threshold, err));
     TAMIS_TRY(check_range("num_reqs", num_reqs, 0, INT32_MAX, err));
+    TAMIS_TRY(check_there("query_lens", query_lens != NULL || num_reqs == 0, err));
+    TAMIS_TRY(check_there("swaps", swaps != NULL || num_reqs < 2, err));
+    TAMIS_TRY(check_there("num_swaps", num_swaps != NULL, err));
     for (int32_t i = 0; i < num_reqs; i++) {
         if (query_lens[i] < 0)
             return tamis_fail(err, TAMIS_STATUS_INVALID,
@@ -149,6 +159,8 @@ tamis_status tamis_batch_split(const int32_t *query_start_loc, int32_t num_reqs,
                                const tamis_split_params *params, tamis_split *out, tamis_error *err)
 {
     int32_t n_decodes = 0;
+    TAMIS_TRY(check_there("params", params != NULL, err));
+    TAMIS_TRY(check_there("out", out != NULL, err));
     if (params->struct_size != sizeof *params)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "split params: struct_size is %zu, must be %zu", params->struct_size,
@@ -194,6 +206,7 @@ tamis_status tamis_batch_slot_mapping(const tamis_batch *batch, int32_t block_to
     TAMIS_TRY(check_range("block_tokens", block_tokens, 1, 1 << 20, err));
     TAMIS_TRY(check_range("num_slots", num_slots, batch->query_start_loc[batch->num_reqs],
                           INT32_MAX, err));
+    TAMIS_TRY(check_there("slot_mapping", slot_mapping != NULL || num_slots == 0, err));
     for (int32_t req = 0; req < n_reqs; req++)
         TAMIS_TRY(check_slots(batch, req, block_tokens, err));
     for (int32_t req = 0; req < n_reqs; req++)
@@ -207,6 +220,10 @@ tamis_status tamis_batch_slot_mapping(const tamis_batch *batch, int32_t block_to
 
 void tamis_slot_split(int32_t slot, int32_t block_tokens, int32_t *block, int32_t *row)
 {
+    if (block_tokens < 1) {
+        *block = *row = -1;
+        return;
+    }
     const int32_t rest = slot % block_tokens;
     *row = rest < 0 ? rest + block_tokens : rest;
     *block = slot / block_tokens - (rest < 0);
@@ -216,7 +233,9 @@ void tamis_slot_split(int32_t slot, int32_t block_tokens, int32_t *block, int32_
 
 int32_t tamis_compressed_rows_capacity(int32_t num_tokens, int32_t num_reqs, int32_t ratio)
 {
-    return tamis_closed_rows_capacity(num_tokens, num_reqs, ratio);
+    return num_tokens < 0 || num_reqs < 0 || ratio < 1
+               ? 0
+               : tamis_closed_rows_capacity(num_tokens, num_reqs, ratio);
 }
 
 /* Rows [*first, *end) that a request completes. */
@@ -253,6 +272,8 @@ tamis_status tamis_batch_compressed_rows(const tamis_batch *batch, int32_t ratio
     TAMIS_TRY(check_batch(batch, &n_reqs, err));
     TAMIS_TRY(check_range("ratio", ratio, 1, 1 << 20, err));
     TAMIS_TRY(check_range("rows_per_block", rows_per_block, 1, 1 << 20, err));
+    TAMIS_TRY(check_there("rows", rows != NULL || capacity <= 0, err));
+    TAMIS_TRY(check_there("num_rows", num_rows != NULL, err));
     TAMIS_TRY(check_rows(batch, n_reqs, ratio, rows_per_block, capacity, err));
     for (int32_t req = 0; req < n_reqs; req++) {
         const int32_t *table = batch->block_table + req * batch->block_table_stride;

@@ -13,11 +13,11 @@ typedef struct tamis_closed_rows {
     int32_t *idx; /* [capacity] row number j within its sequence */
 } tamis_closed_rows;
 
-/* min(T, T / r + B) bounds the rows of T tokens of B requests. */
+/* min(T, T / r + B) bounds the rows of T tokens of B requests; r at least 1, T and B at least 0. */
 static inline int32_t tamis_closed_rows_capacity(int32_t n_tokens, int32_t n_reqs, int32_t ratio)
 {
-    const int32_t bound = n_tokens / ratio + n_reqs;
-    return n_tokens < bound ? n_tokens : bound;
+    const int64_t bound = (int64_t)(n_tokens / ratio) + n_reqs;
+    return n_tokens < bound ? n_tokens : (int32_t)bound;
 }
 static inline int32_t tamis_visible_rows(int32_t pos, int32_t ratio)
 {

@@ -432,14 +432,80 @@ static void rows_refuse(void **state)
     assert_int_equal(n_rows, 77);
 }
 
+/* ---------------------------------------------------------------- at the edges */
+
+static void capacity_and_split_have_an_answer_for_all_values(void **state)
+{
+    (void)state;
+    const int32_t max = INT32_MAX, min = INT32_MIN;
+    assert_int_equal(tamis_compressed_rows_capacity(max, max, 1), max);
+    assert_int_equal(tamis_compressed_rows_capacity(max, max, 4), max);
+    assert_int_equal(tamis_compressed_rows_capacity(max, 5, 4), max / 4 + 5);
+    const int32_t none[][3] = {{13, 3, 0},  {13, 3, -4},  {13, 3, min},    {-1, 3, 4},
+                               {13, -1, 4}, {min, 3, -1}, {min, min, min}, {0, 3, 4}};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        assert_int_equal(tamis_compressed_rows_capacity(none[i][0], none[i][1], none[i][2]), 0);
+    const int32_t no_blocks[] = {0, -1, INT32_MIN};
+    for (size_t i = 0; i < sizeof no_blocks / sizeof *no_blocks; i++) {
+        int32_t block = 77, row = 77;
+        tamis_slot_split(i == 0 ? 5 : min, no_blocks[i], &block, &row);
+        assert_int_equal(block, -1);
+        assert_int_equal(row, -1);
+    }
+}
+
+static void expect_null_named(tamis_status status, const tamis_error *err, const char *name)
+{
+    assert_int_equal(status, TAMIS_STATUS_INVALID);
+    expect_text(err, name);
+    expect_text(err, "is NULL");
+}
+
+static void missing_arguments_are_named(void **state)
+{
+    (void)state;
+    const int32_t start[] = {0, 2, 3}, lens[] = {2, 1}, table[] = {1, 2};
+    const tamis_batch batch = {.num_reqs = 2,
+                               .query_start_loc = start,
+                               .seq_lens = lens,
+                               .block_table = table,
+                               .block_table_stride = 1};
+    const tamis_split_params p = tamis_split_params_default();
+    tamis_swap swaps[1];
+    tamis_split split;
+    tamis_compressed_row rows[3];
+    int32_t n, slots[3];
+    tamis_error e;
+    expect_null_named(tamis_batch_reorder(NULL, 2, 1, swaps, &n, &e), &e, "query_lens");
+    expect_null_named(tamis_batch_reorder(lens, 2, 1, NULL, &n, &e), &e, "swaps");
+    expect_null_named(tamis_batch_reorder(lens, 2, 1, swaps, NULL, &e), &e, "num_swaps");
+    expect_null_named(tamis_batch_split(start, 2, NULL, &split, &e), &e, "params");
+    expect_null_named(tamis_batch_split(start, 2, &p, NULL, &e), &e, "out");
+    expect_null_named(tamis_batch_slot_mapping(NULL, 4, slots, 3, &e), &e, "batch");
+    expect_null_named(tamis_batch_slot_mapping(&batch, 4, NULL, 3, &e), &e, "slot_mapping");
+    expect_null_named(tamis_batch_compressed_rows(NULL, 1, 2, rows, 3, &n, &e), &e, "batch");
+    expect_null_named(tamis_batch_compressed_rows(&batch, 1, 2, NULL, 3, &n, &e), &e, "rows");
+    expect_null_named(tamis_batch_compressed_rows(&batch, 1, 2, rows, 3, NULL, &e), &e, "num_rows");
+    /* what is not needed may be missing */
+    assert_int_equal(tamis_batch_reorder(NULL, 0, 1, NULL, &n, &e), TAMIS_STATUS_OK);
+    assert_int_equal(tamis_batch_reorder(lens, 1, 1, NULL, &n, &e), TAMIS_STATUS_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reorder_examples), cmocka_unit_test(reorder_refuses),
-        cmocka_unit_test(split_examples),   cmocka_unit_test(split_refuses),
-        cmocka_unit_test(slot_examples),    cmocka_unit_test(slots_refuse),
-        cmocka_unit_test(row_examples),     cmocka_unit_test(rows_of_a_prompt),
-        cmocka_unit_test(rows_refuse),      cmocka_unit_test(slots_are_split_with_floor),
+        cmocka_unit_test(reorder_examples),
+        cmocka_unit_test(reorder_refuses),
+        cmocka_unit_test(split_examples),
+        cmocka_unit_test(split_refuses),
+        cmocka_unit_test(slot_examples),
+        cmocka_unit_test(slots_refuse),
+        cmocka_unit_test(row_examples),
+        cmocka_unit_test(rows_of_a_prompt),
+        cmocka_unit_test(rows_refuse),
+        cmocka_unit_test(slots_are_split_with_floor),
+        cmocka_unit_test(capacity_and_split_have_an_answer_for_all_values),
+        cmocka_unit_test(missing_arguments_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
