@@ -91,7 +91,8 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_set_connector(
  *   blocks   rows 0 .. n / tokens_per_row - 1
  *   rings    rows of positions tamis_cache_ring_first(&view, n) .. n - 1
  *
- * tokens [n] are the ids of these tokens; kept with prefix_caching, else only checked.
+ * tokens [n] are the ids of these tokens; kept with prefix_caching, else only checked. (V4: the step
+ * that loads them leaves no snapshot at a block boundary that needs some of their ring rows.)
  * errors: INVALID (no such sequence, n outside 1..max_model_len - 1, an id), STATE (no connector;
  * the sequence is not empty, faulty), NO_BLOCKS; nothing has changed then
  */
@@ -123,7 +124,7 @@ typedef struct tamis_cache_view {
     int32_t align, lead; /* ring: see tamis_cache_ring_first */
 } tamis_cache_view;
 
-/** Layers with caches, with params.mtp the MTP block's included. */
+/** Layers with caches, with params.mtp the MTP block's included; 0 if session is NULL. */
 TAMIS_API int32_t tamis_session_num_layers(const tamis_session *session);
 /** Caches of a layer; 0 if there is no such layer. */
 TAMIS_API int32_t tamis_session_num_caches(const tamis_session *session, int32_t layer);

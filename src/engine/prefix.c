@@ -197,6 +197,8 @@ void tamis_session_drop_prefixes(tamis_session *session)
 
 tamis_prefix_stats tamis_session_get_prefix_stats(const tamis_session *session)
 {
+    if (session == NULL)
+        return (tamis_prefix_stats){0};
     const tamis_prefix_cache *prefix = &session->prefix;
     return (tamis_prefix_stats){.n_blocks = prefix->counts.n_entries,
                                 .n_blocks_alone = tamis_prefix_cache_num_alone(prefix),
