@@ -27,8 +27,9 @@
  * drafts later, never text.
  *
  * Hooks run on the thread that called the step, and may take their time there or leave the work to
- * threads of their own. They may read and write rows (tamis_session_get_cache), but not call
- * anything else on this session.
+ * threads of their own. They may read and write rows (tamis_session_get_cache) and call what only
+ * gives a value (tamis_seq_len, ...); every other call on this session is refused with STATE, and
+ * tamis_session_drop_prefixes and tamis_session_close do nothing. The model must not be closed.
  */
 #ifndef TAMIS_CONNECTOR_H
 #define TAMIS_CONNECTOR_H

@@ -146,6 +146,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_open(tamis_session **out,
                                                            const tamis_model *model,
                                                            const tamis_session_params *params,
                                                            tamis_error *err);
+/** Not from a hook or a drafter of the session: does nothing there, and *session stays. */
 TAMIS_API void tamis_session_close(tamis_session **session);
 /** Parameters in force (defaults resolved). */
 TAMIS_API const tamis_session_params *tamis_session_get_params(const tamis_session *session);
@@ -167,7 +168,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_sleep(tamis_session *sessi
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_wake(tamis_session *session,
                                                            tamis_error *err);
-/** 0: awake. */
+/** 0: awake; -1: session is NULL. */
 TAMIS_API int32_t tamis_session_sleep_level(const tamis_session *session);
 
 /* ---------------------------------------------------------------- sequences */
@@ -250,7 +251,7 @@ typedef struct tamis_feed {
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_step(tamis_session *session,
                                                            const tamis_feed *feeds, int32_t n_feeds,
                                                            tamis_error *err);
-/** Logits rows of the last step: in feed order, then token order. */
+/** Logits rows of the last step: in feed order, then token order; 0 if session is NULL. */
 TAMIS_API int32_t tamis_session_num_logits(const tamis_session *session);
 /** Row of [vocab_size] f32, valid until the next step; NULL if there is no such row. */
 TAMIS_API const float *tamis_session_logits(const tamis_session *session, int32_t row);
@@ -291,7 +292,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_match(tamis_session *session, 
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_keep(tamis_session *session, int32_t seq,
                                                        tamis_error *err);
-/** Forget all kept prefixes; sequences stay. */
+/** Forget all kept prefixes; sequences stay. Does nothing in a hook or a drafter of the session. */
 TAMIS_API void tamis_session_drop_prefixes(tamis_session *session);
 
 typedef struct tamis_prefix_stats {
@@ -303,6 +304,7 @@ typedef struct tamis_prefix_stats {
     uint64_t n_tokens_reused;
     uint64_t n_evicted_blocks, n_evicted_snapshots;
 } tamis_prefix_stats;
+/** All zero if session is NULL. */
 TAMIS_API tamis_prefix_stats tamis_session_get_prefix_stats(const tamis_session *session);
 
 /* ---------------------------------------------------------------- inspection */

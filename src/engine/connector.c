@@ -43,7 +43,10 @@ static tamis_status call_step(tamis_session *session, tamis_connector_step_fn fn
     tamis_error seen = {TAMIS_STATUS_OK, ""};
     if (!c->is_set || fn == NULL)
         return TAMIS_STATUS_OK;
-    return finish(fn(c->hooks.user, &step, &seen), &seen, hook, -1, err);
+    session->is_calling_out = true;
+    const tamis_status st = fn(c->hooks.user, &step, &seen);
+    session->is_calling_out = false;
+    return finish(st, &seen, hook, -1, err);
 }
 
 /* Called by the network. A hook may allocate; the run may not. */
@@ -59,7 +62,9 @@ static bool on_moment(void *user, tamis_net_moment moment, int32_t layer)
     if (fns[moment] == NULL)
         return true;
     tamis_mem_run_end();
+    session->is_calling_out = true;
     const tamis_status st = fns[moment](c->hooks.user, &step, layer, &seen);
+    session->is_calling_out = false;
     tamis_mem_run_begin();
     return finish(st, &seen, names[moment], layer, &c->failure) == TAMIS_STATUS_OK;
 }
@@ -212,7 +217,7 @@ tamis_status tamis_seq_expect(tamis_session *session, int32_t seq, const int32_t
 
 int32_t tamis_session_num_layers(const tamis_session *session)
 {
-    return session->net->layer_caches->n_layers;
+    return session != NULL ? session->net->layer_caches->n_layers : 0;
 }
 
 /* The i-th cache that the layer has, and its role; NULL: there is none. */

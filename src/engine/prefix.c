@@ -191,7 +191,7 @@ tamis_status tamis_seq_keep(tamis_session *session, int32_t seq, tamis_error *er
 
 void tamis_session_drop_prefixes(tamis_session *session)
 {
-    if (session != NULL && session->params.prefix_caching)
+    if (session != NULL && !session->is_calling_out && session->params.prefix_caching)
         tamis_prefix_cache_clear(&session->prefix);
 }
 

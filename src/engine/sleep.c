@@ -6,10 +6,20 @@
 #include "core/mem.h"
 #include "engine/session_internal.h"
 
-tamis_status tamis_session_check_awake(const tamis_session *session, tamis_error *err)
+tamis_status tamis_session_check_call(const tamis_session *session, tamis_error *err)
 {
     if (session == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "session is NULL");
+    if (session->is_calling_out)
+        return tamis_fail(err, TAMIS_STATUS_STATE,
+                          "session: a hook or a drafter of it is running, allowed: no calls from "
+                          "there");
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_session_check_awake(const tamis_session *session, tamis_error *err)
+{
+    TAMIS_TRY(tamis_session_check_call(session, err));
     if (session->sleep_level != 0)
         return tamis_fail(err, TAMIS_STATUS_STATE,
                           "session: is asleep (level %d), allowed: wake, sleep and close",
@@ -19,7 +29,7 @@ tamis_status tamis_session_check_awake(const tamis_session *session, tamis_error
 
 int32_t tamis_session_sleep_level(const tamis_session *session)
 {
-    return session->sleep_level;
+    return session != NULL ? session->sleep_level : -1;
 }
 
 static void forget_sequences(tamis_session *session)
@@ -46,8 +56,7 @@ static void release(tamis_session *session)
 
 tamis_status tamis_session_sleep(tamis_session *session, int32_t level, tamis_error *err)
 {
-    if (session == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "session is NULL");
+    TAMIS_TRY(tamis_session_check_call(session, err));
     if (level != 1 && level != 2)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "session: sleep level is %d, allowed 1, 2",
                           level);
@@ -86,8 +95,7 @@ static tamis_status take(tamis_session *session, tamis_error *err)
 
 tamis_status tamis_session_wake(tamis_session *session, tamis_error *err)
 {
-    if (session == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "session is NULL");
+    TAMIS_TRY(tamis_session_check_call(session, err));
     if (session->sleep_level == 0)
         return TAMIS_STATUS_OK;
     const tamis_status st = take(session, err);

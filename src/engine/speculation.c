@@ -166,7 +166,7 @@ void tamis_spec_close(tamis_spec **spec_ptr)
 
 tamis_spec_stats tamis_spec_get_stats(const tamis_spec *spec)
 {
-    return spec->stats;
+    return spec != NULL ? spec->stats : (tamis_spec_stats){0};
 }
 
 /* ---------------------------------------------------------------- steps */
@@ -280,6 +280,16 @@ tamis_status tamis_spec_prompt(tamis_spec *spec, const int32_t *tokens, int32_t 
 
 /* ---------------------------------------------------------------- drafts */
 
+/* The caller's drafter may not change the session, or this sequence under our feet. */
+static int32_t call_drafter(const tamis_spec *spec, int32_t *draft, int32_t max_draft)
+{
+    const tamis_spec_params *p = &spec->params;
+    spec->session->is_calling_out = true;
+    const int32_t n = p->fn(p->user, spec->tokens, spec->n_tokens, draft, max_draft);
+    spec->session->is_calling_out = false;
+    return n;
+}
+
 static int32_t guess(const tamis_spec *spec, int32_t *draft, int32_t max_draft)
 {
     const tamis_spec_params *p = &spec->params;
@@ -293,7 +303,7 @@ static int32_t guess(const tamis_spec *spec, int32_t *draft, int32_t max_draft)
         return tamis_draft_lookup(spec->tokens, spec->n_tokens, p->ngram_min, p->ngram_max, draft,
                                   max_draft);
     case TAMIS_DRAFTER_CUSTOM:
-        return p->fn(p->user, spec->tokens, spec->n_tokens, draft, max_draft);
+        return call_drafter(spec, draft, max_draft);
     }
     return 0;
 }

@@ -355,12 +355,12 @@ tamis_status tamis_session_step(tamis_session *session, const tamis_feed *feeds,
 
 int32_t tamis_session_num_logits(const tamis_session *session)
 {
-    return session->n_logits;
+    return session != NULL ? session->n_logits : 0;
 }
 
 const float *tamis_session_logits(const tamis_session *session, int32_t row)
 {
-    if (row < 0 || row >= session->n_logits)
+    if (session == NULL || row < 0 || row >= session->n_logits)
         return NULL;
     return session->logits + (int64_t)row * session->model->info.vocab_size;
 }

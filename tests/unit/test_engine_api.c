@@ -14,6 +14,8 @@
 #include "engine/session_internal.h"
 #include "support/engine_run.h"
 #include "support/rng.h"
+#include "tamis/connector.h"
+#include "tamis/speculation.h"
 
 #define MODEL_DIR TAMIS_SOURCE_DIR "/tests/golden/v4-flash-bf16"
 #define FP8_DIR   TAMIS_SOURCE_DIR "/tests/golden/v4-pro-fp8"
@@ -550,6 +552,23 @@ static void empty_steps_and_logits_rows(void **state)
     assert_int_equal(tamis_num_allocs_in_run(), 0);
 }
 
+static void no_session_has_nothing(void **state)
+{
+    (void)state;
+    const tamis_prefix_stats no_prefixes = {0};
+    const tamis_spec_stats no_drafts = {0};
+    const tamis_prefix_stats prefixes = tamis_session_get_prefix_stats(NULL);
+    const tamis_spec_stats drafts = tamis_spec_get_stats(NULL);
+    assert_memory_equal(&prefixes, &no_prefixes, sizeof prefixes);
+    assert_memory_equal(&drafts, &no_drafts, sizeof drafts);
+    assert_int_equal(tamis_session_sleep_level(NULL), -1);
+    assert_int_equal(tamis_session_num_layers(NULL), 0);
+    assert_int_equal(tamis_session_num_logits(NULL), 0);
+    assert_null(tamis_session_logits(NULL, 0));
+    assert_int_equal(tamis_seq_len(NULL, 0), -1);
+    assert_int_equal(tamis_seq_rollback_floor(NULL, 0), -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -564,6 +583,7 @@ int main(void)
         cmocka_unit_test(steps_that_are_refused_change_nothing),
         cmocka_unit_test(sequence_calls_that_are_refused_change_nothing),
         cmocka_unit_test(empty_steps_and_logits_rows),
+        cmocka_unit_test(no_session_has_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
