@@ -176,8 +176,9 @@ TAMIS_API tamis_layer_plan_view tamis_dsa_plan_layer(const tamis_dsa_plan *plan,
  * numeric  class ordered
  * threads  plan, caches and team belong to one caller at a time
  * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
- *          caches were opened for, no team or one of another size, caches of another
- *          plan.
+ *          caches were opened for, no team or one of another size, caches of another plan,
+ *          out that overlaps x. STATE: no step is planned (nothing was built yet, or the latest
+ *          build was refused); a step of no tokens is one.
  *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input); the outputs
  *          are not to be used, and the ring slots of this step's requests are spoilt: clear them
  *          (tamis_dsa_caches_clear_slot) and start the sequences again

@@ -438,7 +438,6 @@ static void expect_refused(test_batch_rig *rig, const tamis_batch *batch, tamis_
         assert_int_equal(layer.num_closed_rows, 0);
         assert_int_equal(layer.attention.num_items, 0);
     }
-    test_batch_forward(rig, NULL, &(float){0}); /* over nothing */
 }
 
 /* Two sequences at 100, 5 and 3 tokens, 2 tokens of padding. */

@@ -8,22 +8,30 @@
 
 #include <cmocka.h>
 
+#include "support/engine_run.h"
 #include "support/layer_rig.h"
 
 enum { N_TOKENS = 9, HIDDEN = 37 };
 
-static void expect_refused(const tamis_dsa_layer *layer, int32_t layer_idx, test_rig *rig,
-                           tamis_dsa_caches *caches, tamis_team *team, const char *part)
+static void expect_status(const tamis_dsa_layer *layer, int32_t layer_idx, test_rig *rig,
+                          tamis_dsa_caches *caches, tamis_team *team, tamis_status status,
+                          const char *part)
 {
     float x[N_TOKENS * HIDDEN] = {0}, out[N_TOKENS * HIDDEN];
     tamis_error err = {0};
     memset(out, 0x55, sizeof out);
     assert_int_equal(tamis_dsa_forward(layer, layer_idx, rig->plan, caches, x, out, team, &err),
-                     TAMIS_STATUS_INVALID);
+                     status);
     for (size_t i = 0; i < sizeof out; i++)
         assert_int_equal(((unsigned char *)out)[i], 0x55);
     if (strstr(err.text, part) == NULL)
         fail_msg("message \"%s\" does not name \"%s\"", err.text, part);
+}
+
+static void expect_refused(const tamis_dsa_layer *layer, int32_t layer_idx, test_rig *rig,
+                           tamis_dsa_caches *caches, tamis_team *team, const char *part)
+{
+    expect_status(layer, layer_idx, rig, caches, team, TAMIS_STATUS_INVALID, part);
 }
 
 static void test_forward(void **state)
@@ -152,12 +160,74 @@ static void test_halves(void **state)
             test_rig_run(&rig, 0, x, out);
         assert_int_equal(tamis_dsa_attend(l, 0, rig.plan, rig.caches, out, rig.team, &err),
                          TAMIS_STATUS_STATE);
-        assert_non_null(strstr(err.text, "attend comes after preprocess"));
+        assert_non_null(
+            strstr(err.text, i > 0 ? "attend comes after preprocess" : "no step is planned"));
     }
     test_rig_close(&rig);
     test_layer_free(&layer);
     free(x);
     free(out);
+}
+
+/* A layer needs a step whose build succeeded; one of no tokens is a step. */
+static void test_unplanned(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("layer without a plan", 3);
+    const tamis_dsa_config config = test_odd_config(4);
+    test_layer layer = test_layer_random(&config, TAMIS_DTYPE_F32, &rng);
+    const tamis_cache_params params = test_rig_params(64);
+    test_rig rig = test_rig_open(&layer.layer, 1, &params, 64, 1);
+    test_rig_seq seq = test_rig_seq_open(&rig), *seqs[1] = {&seq};
+    const tamis_dsa_layer *l = &layer.layer;
+    const tamis_batch empty = {.num_reqs = 0, .query_start_loc = (int32_t[]){0}},
+                      bad = {.num_reqs = -1};
+    expect_status(l, 0, &rig, rig.caches, rig.team, TAMIS_STATUS_STATE, "no step is planned");
+    for (int i = 0; i < 3; i++) { /* after a step, an empty one, a dummy */
+        tamis_error err = {0};
+        if (i == 0)
+            test_rig_plan(&rig, seqs, (int32_t[]){N_TOKENS}, 1);
+        else if (i == 1)
+            test_must(tamis_dsa_plan_build(rig.plan, &empty, &err), &err, "empty step");
+        else
+            test_must(tamis_dsa_plan_build_dummy(rig.plan, 0, &err), &err, "empty dummy");
+        if (i > 0)
+            test_rig_run(&rig, 0, NULL, NULL);
+        assert_int_equal(i == 0 ? tamis_dsa_plan_build(rig.plan, &bad, &err)
+                                : tamis_dsa_plan_build_dummy(rig.plan, -1, &err),
+                         TAMIS_STATUS_LIMIT);
+        expect_status(l, 0, &rig, rig.caches, rig.team, TAMIS_STATUS_STATE, "no step is planned");
+    }
+    test_rig_close(&rig);
+    test_layer_free(&layer);
+}
+
+/* out may begin where x ends, and no earlier. */
+static void test_overlap(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("layer overlap", 4);
+    const tamis_dsa_config config = test_odd_config(4);
+    test_layer layer = test_layer_random(&config, TAMIS_DTYPE_F32, &rng);
+    const tamis_cache_params params = test_rig_params(64);
+    test_rig rig = test_rig_open(&layer.layer, 1, &params, 64, 1);
+    test_rig_seq seq = test_rig_seq_open(&rig), *seqs[1] = {&seq};
+    enum { N = N_TOKENS * HIDDEN };
+    float *xs = test_inputs(3 * N_TOKENS, HIDDEN, &rng), *x = xs + N;
+    test_rig_plan(&rig, seqs, (int32_t[]){N_TOKENS}, 1);
+    for (int i = 0; i < 3; i++) {
+        tamis_error err = {0};
+        float *out = x + (int[]){0, 1 - N, N - 1}[i];
+        assert_int_equal(
+            tamis_dsa_forward(&layer.layer, 0, rig.plan, rig.caches, x, out, rig.team, &err),
+            TAMIS_STATUS_INVALID);
+        assert_non_null(strstr(err.text, "out overlaps x"));
+    }
+    test_rig_run(&rig, 0, x, x + N);
+    test_rig_run(&rig, 0, x, x - N);
+    free(xs);
+    test_rig_close(&rig);
+    test_layer_free(&layer);
 }
 
 static void test_measure(void **state)
@@ -185,10 +255,9 @@ static void test_measure(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_measure),
+        cmocka_unit_test(test_forward), cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_halves),  cmocka_unit_test(test_unplanned),
+        cmocka_unit_test(test_overlap), cmocka_unit_test(test_measure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

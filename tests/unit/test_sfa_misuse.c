@@ -426,9 +426,8 @@ static void expect_batch(fixture *f, const tamis_batch *batch, tamis_status stat
     assert_int_equal(tamis_sfa_plan_build(f->rig.plan, batch, &err), status);
     assert_text(&err, part);
     assert_int_equal(tamis_sfa_plan_num_tokens(f->rig.plan), 0); /* the previous plan is void */
-    memset(out, 0x55, sizeof out);
-    assert_int_equal(run(f, FORWARD, &c, &err), TAMIS_STATUS_OK); /* over no tokens */
-    assert_untouched(out, sizeof out);
+    for (int op = 0; op < N_OPERATORS; op++)
+        expect(f, (operator_id)op, &c, TAMIS_STATUS_STATE, "no step is planned");
 }
 
 static void bad_batches(void **state)
@@ -468,6 +467,61 @@ static void bad_batches(void **state)
     batch.block_table_stride = -1;
     expect_batch(&f, &batch, TAMIS_STATUS_INVALID, "block_table_stride is -1, allowed 0..");
     assert_memory_equal(cache_memory(&f.rig), f.rows_before, cache_bytes(&f.rig));
+    close_fixture(&f);
+}
+
+/* A layer needs a step whose build succeeded; one of no tokens is a step. */
+static void unplanned(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    call c = good_call(&f);
+    tamis_sfa_plan *const planned = f.rig.plan;
+    tamis_error err = {0};
+    f.rig.plan = f.stranger.plan; /* never built */
+    c.caches = f.stranger.caches;
+    c.team = f.stranger.team;
+    for (int op = 0; op < N_OPERATORS; op++)
+        expect(&f, (operator_id)op, &c, TAMIS_STATUS_STATE, "no step is planned");
+    f.rig.plan = planned;
+    c = good_call(&f);
+    const tamis_batch empty = {.num_reqs = 0, .query_start_loc = (int32_t[]){0}};
+    for (int i = 0; i < 2; i++) {
+        test_must(i == 0 ? tamis_sfa_plan_build(planned, &empty, &err)
+                         : tamis_sfa_plan_build_dummy(planned, 0, &err),
+                  &err, "empty step");
+        memset(out, 0x55, sizeof out);
+        expect_ok(&f, FORWARD, &c);
+        assert_untouched(out, sizeof out);
+        assert_int_equal(tamis_sfa_plan_build_dummy(planned, -1, &err), TAMIS_STATUS_LIMIT);
+        expect(&f, FORWARD, &c, TAMIS_STATUS_STATE, "no step is planned");
+    }
+    assert_memory_equal(cache_memory(&f.rig), f.rows_before, cache_bytes(&f.rig));
+    close_fixture(&f);
+}
+
+/* out may begin where x ends, and no earlier. */
+static void overlap(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    enum { N = N_TOKENS * HIDDEN };
+    static float memory[3 * N];
+    float *x = memory + N;
+    const int distances[] = {0, 1 - N, N - 1, -N, N};
+    memcpy(x, f.x, N * sizeof *x);
+    for (int i = 0; i < 5; i++) {
+        tamis_error err = {0};
+        assert_int_equal(tamis_sfa_forward(&f.layers[0], 0, f.rig.plan, f.rig.caches, x,
+                                           x + distances[i], f.rig.team, &err),
+                         i < 3 ? TAMIS_STATUS_INVALID : TAMIS_STATUS_OK);
+        if (i >= 3)
+            continue;
+        assert_text(&err, "out overlaps x");
+        assert_memory_equal(cache_memory(&f.rig), f.rows_before, cache_bytes(&f.rig));
+    }
     close_fixture(&f);
 }
 
@@ -520,10 +574,16 @@ static void damage_is_reported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_arguments),    cmocka_unit_test(wrong_configs),
-        cmocka_unit_test(wrong_weights),      cmocka_unit_test(bad_dimensions),
-        cmocka_unit_test(operators_in_order), cmocka_unit_test(bad_indices),
-        cmocka_unit_test(bad_batches),        cmocka_unit_test(damage_is_reported),
+        cmocka_unit_test(wrong_arguments),
+        cmocka_unit_test(wrong_configs),
+        cmocka_unit_test(wrong_weights),
+        cmocka_unit_test(bad_dimensions),
+        cmocka_unit_test(operators_in_order),
+        cmocka_unit_test(bad_indices),
+        cmocka_unit_test(bad_batches),
+        cmocka_unit_test(unplanned),
+        cmocka_unit_test(overlap),
+        cmocka_unit_test(damage_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,6 +93,14 @@ tamis_status tamis_check_vector(const char *name, const float *vector, tamis_err
                           : tamis_fail(err, TAMIS_STATUS_INVALID, "layer: %s is missing", name);
 }
 
+tamis_status tamis_check_apart(const float *x, const float *out, int64_t n, tamis_error *err)
+{
+    const uintptr_t a = (uintptr_t)x, b = (uintptr_t)out;
+    if (n < 1 || (a > b ? a - b : b - a) >= (uint64_t)n * sizeof *x)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: out overlaps x");
+}
+
 bool tamis_rope_config_equal(const tamis_rope_config *a, const tamis_rope_config *b)
 {
     return a->theta == b->theta && a->yarn_factor == b->yarn_factor &&

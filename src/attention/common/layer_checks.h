@@ -20,6 +20,8 @@ tamis_status tamis_check_rope(const tamis_rope_config *rope, tamis_error *err);
 tamis_status tamis_check_matrix(const char *name, const tamis_matrix *w, int64_t rows, int64_t cols,
                                 tamis_error *err);
 tamis_status tamis_check_vector(const char *name, const float *vector, tamis_error *err);
+/* INVALID if the n values of out share memory with those of x */
+tamis_status tamis_check_apart(const float *x, const float *out, int64_t n, tamis_error *err);
 
 bool tamis_rope_config_equal(const tamis_rope_config *a, const tamis_rope_config *b);
 

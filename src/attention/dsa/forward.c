@@ -11,6 +11,7 @@
  * step of any length reads its history first. Source: V4 reference inference/model.py (Attention);
  * dsa_v1.py forward; docs/numerics.md.
  */
+#include "attention/common/layer_checks.h"
 #include "attention/common/plan_view.h"
 #include "attention/common/projections.h"
 #include "attention/dsa/stages.h"
@@ -105,6 +106,8 @@ static tamis_status check_call(const tamis_dsa_layer *layer, int32_t layer_idx,
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "layer: the config differs from that of layer %d of the caches",
                           layer_idx);
+    if (!plan->is_planned)
+        return tamis_fail(err, TAMIS_STATUS_STATE, "layer: no step is planned");
     return tamis_dsa_layer_check(layer, err);
 }
 
@@ -177,6 +180,8 @@ tamis_status tamis_dsa_forward(const tamis_dsa_layer *layer, int32_t layer_idx,
                                tamis_dsa_plan *plan, tamis_dsa_caches *caches, const float *x,
                                float *out, tamis_team *team, tamis_error *err)
 {
+    TAMIS_TRY(tamis_check_apart(
+        x, out, (int64_t)plan->step.n_input_tokens * layer->config.hidden_size, err));
     TAMIS_TRY(tamis_dsa_preprocess(layer, layer_idx, plan, caches, x, team, err));
     return tamis_dsa_attend(layer, layer_idx, plan, caches, out, team, err);
 }

@@ -360,6 +360,7 @@ static tamis_status build_kinds(tamis_dsa_plan *plan, tamis_status st)
             build_rows(kind, &plan->step);
         build_lists(kind, &plan->step, plan->step.units);
     }
+    plan->is_planned = st == TAMIS_STATUS_OK;
     return st;
 }
 

@@ -51,11 +51,12 @@ struct tamis_dsa_plan {
     int32_t n_kinds;
     int32_t max_chunks; /* of the longest list */
     tamis_step step;
+    bool is_planned; /* the last build succeeded, be it for no tokens; false: there was none */
     tamis_dsa_workspace ws;
     float *scratch; /* [n_threads][scratch_floats] */
     size_t scratch_floats;
-    int32_t preprocessed; /* layer whose rows are in place and that has not attended, -1: none */
-    atomic_bool has_fault;       /* a NaN or infinity came up in the running layer */
+    int32_t preprocessed;  /* layer whose rows are in place and that has not attended, -1: none */
+    atomic_bool has_fault; /* a NaN or infinity came up in the running layer */
     tamis_attn_profile *profile; /* NULL: off */
     void *memory;
 };

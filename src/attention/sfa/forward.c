@@ -13,6 +13,7 @@
  * cache's type before anything reads them. Source: V3.2 inference/model.py (MLA, Indexer);
  * sfa_v1.py forward; docs/numerics.md.
  */
+#include "attention/common/layer_checks.h"
 #include "attention/common/plan_view.h"
 #include "attention/common/projections.h"
 #include "attention/sfa/stages.h"
@@ -114,6 +115,8 @@ static tamis_status check_call(const tamis_sfa_layer *layer, int32_t layer_idx,
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "layer: the config differs from that of layer %d of the caches",
                           layer_idx);
+    if (!plan->is_planned)
+        return tamis_fail(err, TAMIS_STATUS_STATE, "layer: no step is planned");
     return tamis_sfa_layer_check(layer, err);
 }
 
@@ -259,6 +262,8 @@ tamis_status tamis_sfa_forward(const tamis_sfa_layer *layer, int32_t layer_idx,
                                tamis_sfa_plan *plan, tamis_sfa_caches *caches, const float *x,
                                float *out, tamis_team *team, tamis_error *err)
 {
+    TAMIS_TRY(tamis_check_apart(
+        x, out, (int64_t)plan->step.n_input_tokens * layer->config.hidden_size, err));
     TAMIS_TRY(tamis_sfa_preprocess(layer, layer_idx, plan, caches, x, team, err));
     TAMIS_TRY(tamis_sfa_select(layer, layer_idx, plan, caches, team, err));
     TAMIS_TRY(tamis_sfa_attend(layer, layer_idx, plan, caches, NULL, 0, NULL, team, err));

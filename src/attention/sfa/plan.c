@@ -296,6 +296,7 @@ static tamis_status build_kinds(tamis_sfa_plan *plan, tamis_status st)
                         plan->step.tok_pos, plan->step.n_tokens, 1);
         build_lists(plan, kind);
     }
+    plan->is_planned = st == TAMIS_STATUS_OK;
     return st;
 }
 

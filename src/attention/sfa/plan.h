@@ -57,6 +57,7 @@ struct tamis_sfa_plan {
     int32_t n_kinds;
     int32_t longest_list;
     tamis_step step;
+    bool is_planned;  /* the last build succeeded, be it for no tokens; false: there was none */
     int32_t *visible; /* [T] position + 1 */
     tamis_sfa_workspace ws;
     float *scratch; /* [n_threads][scratch_floats] */
