@@ -2,6 +2,11 @@
  * tamis/speculation.h - generating one sequence with a drafter: several tokens are guessed, the
  * model checks them in one step, and keeps those it would have chosen itself.
  *
+ *     tamis_session_params s = tamis_session_params_default();
+ *     s.mtp = true;                        // for TAMIS_DRAFTER_MTP only
+ *     s.max_num_logits = 1 + 3;            // 1 + max_draft: a row per token that is checked
+ *     if (tamis_session_open(&session, model, &s, &err)) die(err.text);
+ *     if (tamis_seq_create(session, &seq, &err)) die(err.text);
  *     tamis_spec_params p = tamis_spec_params_default();
  *     p.drafter = TAMIS_DRAFTER_MTP;  p.max_draft = 3;
  *     if (tamis_spec_open(&spec, session, seq, &p, &err)) die(err.text);
@@ -13,6 +18,12 @@
  * sampler from the model's own logits, one draw each, in order; a draft only decides whether the
  * logits behind it are already there. So greedy text is identical, sampled text is identical for a
  * seed, and a bad drafter costs time, never text.
+ *
+ * A spec begins with an empty sequence, since it keeps the tokens and the MTP block's rows itself.
+ * Behind a prefix that was loaded from a file or forked, draft in a second sequence: open the
+ * session with prefix_caching and max_num_seqs 2, tamis_seq_load into the first (or fork it),
+ * tamis_seq_keep it, then give tamis_spec_prompt all ids, the prefix's too, for the second: it
+ * takes over what was kept and feeds the rest.
  */
 #ifndef TAMIS_SPECULATION_H
 #define TAMIS_SPECULATION_H
@@ -68,8 +79,8 @@ typedef struct tamis_spec tamis_spec;
  * errors   INVALID (a parameter, no such sequence), LIMIT (max_draft above the session's
  *          max_rollback (V4), max_num_logits - 1 or max_num_batched_tokens - 1: value seen and
  *          allowed), UNSUPPORTED (the folder has no MTP block, or one of another kind: its name),
- *          STATE (MTP: the session was opened without params.mtp; the sequence is not empty),
- *          NO_MEMORY
+ *          STATE (any drafter, none too: the sequence is not empty, also if it was loaded or
+ *          forked; MTP: the session was opened without params.mtp), NO_MEMORY
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_open(tamis_spec **out, tamis_session *session,
                                                         int32_t seq,
@@ -80,9 +91,11 @@ TAMIS_API void tamis_spec_close(tamis_spec **spec);
  * Feed a prompt (more of it, if called again, also between calls of tamis_spec_next) in steps of
  * the session's size. The last token waits for the next call, so tamis_seq_len is one less than
  * the tokens given. With the session's prefix_caching the first call takes over what it can from
- * sequences with the same first tokens (tamis_seq_match). errors: of a step (what earlier steps of this call fed stays); INVALID (a token
- * id) and LIMIT (max_model_len) before anything is fed; STATE (the sequence was changed by another
- * call)
+ * sequences with the same first tokens (tamis_seq_match).
+ *
+ * errors   of a step (what earlier steps of this call fed stays); INVALID (a token id) and LIMIT
+ *          (max_model_len) before anything is fed; STATE (the sequence was changed by another call,
+ *          or it is gone and its id is another sequence's now)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_prompt(tamis_spec *spec, const int32_t *tokens,
                                                           int32_t n, tamis_error *err);
@@ -97,7 +110,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_prompt(tamis_spec *spec, cons
  * range    num_ids 1..vocab_size: ids that may be drawn, as in tamis_sampler_draw
  * errors   of a step (*n is 0 then, and after NO_BLOCKS the call may be repeated; *n > 0: it came
  *          up while the MTP block drafted, these tokens are drawn); INVALID (num_ids), STATE (no
- *          prompt yet; the sequence was changed by another call), LIMIT (max_model_len reached)
+ *          prompt yet; the sequence was changed by another call, or is another one now), LIMIT (max_model_len reached)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_next(tamis_spec *spec, tamis_sampler *sampler,
                                                         int32_t num_ids, int32_t *tokens,
@@ -109,6 +122,7 @@ typedef struct tamis_spec_stats {
     uint64_t n_accepted; /* guessed right */
     uint64_t n_tokens;   /* given out */
 } tamis_spec_stats;
+/** All zero if spec is NULL. */
 TAMIS_API tamis_spec_stats tamis_spec_get_stats(const tamis_spec *spec);
 
 #ifdef __cplusplus

@@ -376,6 +376,41 @@ static void test_shared_prefixes(void **state)
     check_prefixes(V32, 128);
 }
 
+/* As the header tells: a loaded sequence is kept, a second one takes it over and drafts. */
+static void check_loaded_prefix(const char *dir)
+{
+    static const char *const path = "test_speculation_limits.seq";
+    enum { N_SAVED = 137 };
+    tamis_session_params params = spec_session(TAMIS_DTYPE_BF16, 300, 4, true);
+    params.max_num_seqs = 2;
+    params.prefix_caching = true;
+    fixture f = fixture_open(dir, &params, 140, 20);
+    test_engine loading = test_engine_share(&f.base, &params);
+    const tamis_spec_params p = spec_params(TAMIS_DRAFTER_MTP, 4, NULL);
+    tamis_error err;
+    const int32_t saved = test_seq_new(&f.engine), loaded = test_seq_new(&loading);
+    test_feed(&f.engine, saved, f.ids, 64, 0, NULL);
+    test_feed(&f.engine, saved, f.ids + 64, 64, 0, NULL);
+    test_feed(&f.engine, saved, f.ids + 128, N_SAVED - 128, 0, NULL);
+    test_must(tamis_seq_save(f.engine.session, saved, path, &err), &err, "save");
+    test_must(tamis_seq_load(loading.session, loaded, path, &err), &err, "load");
+    remove(path);
+    expect_open(&loading, loaded, &p, TAMIS_STATUS_STATE, "has 137 tokens, must be empty");
+    test_must(tamis_seq_keep(loading.session, loaded, &err), &err, "keep");
+    spec_check(&loading, &f.truth, &p, dir);
+    /* V4 goes on before the last token kept */
+    assert_true(tamis_session_get_prefix_stats(loading.session).n_tokens_reused >= N_SAVED - 1);
+    test_engine_close(&loading);
+    fixture_close(&f);
+}
+
+static void test_loaded_prefix(void **state)
+{
+    (void)state;
+    check_loaded_prefix(V4);
+    check_loaded_prefix(V32);
+}
+
 /*
  * A step fills a block with tokens that are rejected then: whoever comes with just these tokens
  * finds the block, so what the sequence writes in their place must go into another one.
@@ -529,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_empty_pool),
         cmocka_unit_test(test_forks),
         cmocka_unit_test(test_shared_prefixes),
+        cmocka_unit_test(test_loaded_prefix),
         cmocka_unit_test(test_blocks_of_rejected_tokens),
         cmocka_unit_test(test_prompt_in_pieces),
         cmocka_unit_test(test_several_specs),
