@@ -111,10 +111,14 @@ static int choose_draft_tokens(generation *g, int32_t context, int32_t step_toke
     if (cli_has(args, CLI_OPT_DRAFT_TOKENS))
         n = args->value[CLI_OPT_DRAFT_TOKENS].integer;
     n = n < context ? n : context - 1; /* more would never be guessed */
-    if (n > step_tokens - 1)
-        return cli_refuse(args, CLI_OPT_MAX_NUM_BATCHED_TOKENS,
-                          "too few tokens per step for the drafts and the token before them "
-                          "(--draft-tokens + 1)");
+    if (n > step_tokens - 1) {
+        char why[128];
+        snprintf(why, sizeof why,
+                 "value seen %d, allowed: at least %d, for the drafts and the token before them "
+                 "(--draft-tokens + 1)",
+                 (int)step_tokens, (int)n + 1);
+        return cli_refuse(args, CLI_OPT_MAX_NUM_BATCHED_TOKENS, why);
+    }
     g->engine.draft_tokens = (int32_t)n;
     return CLI_EXIT_OK;
 }
@@ -398,6 +402,7 @@ static void print_json(const generation *g)
     }
     if (g->sampling.temperature > 0.0f)
         json_object_set_new(object, "seed", json_integer((json_int_t)g->sampling.seed));
+    json_object_set_new(object, "index_cache", json_string(cli_engine_index_cache(&g->engine)));
     cli_out_json(object, 0);
     json_decref(object);
 }

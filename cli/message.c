@@ -28,6 +28,16 @@ void cli_info(const char *fmt, ...)
     va_end(args);
 }
 
+void cli_warn(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    fputs("tamis: warning: ", stderr);
+    vfprintf(stderr, fmt, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
 int cli_fail(int code, const char *fmt, ...)
 {
     va_list args;

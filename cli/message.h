@@ -17,11 +17,13 @@ enum {
     CLI_EXIT_INTERRUPTED = 130 /* by whatever signal; main tells which */
 };
 
-void cli_message_set_quiet(bool quiet); /* silences cli_info, not cli_fail */
+void cli_message_set_quiet(bool quiet); /* silences cli_info, not cli_warn and cli_fail */
 bool cli_message_is_quiet(void);
 
 /* "tamis: " + text + newline. */
 void cli_info(const char *fmt, ...) TAMIS_PRINTF(1, 2);
+/* "tamis: warning: " + text + newline. */
+void cli_warn(const char *fmt, ...) TAMIS_PRINTF(1, 2);
 /* "tamis: error: " + text + newline; returns `code`. */
 int cli_fail(int code, const char *fmt, ...) TAMIS_PRINTF(2, 3);
 

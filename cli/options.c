@@ -129,8 +129,9 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         "number format of cached keys and values: bf16 or f32", "bf16",
         CLI_KIND_CHOICE, .commands = G | L | P, .choices = kv_cache_dtypes},
     [CLI_OPT_INDEX_TOPK_FREQ] = {"index-topk-freq", {NULL}, "Engine", "N",
-        "IndexCache: of the layers with an indexer the first two and then every N-th select for "
-        "themselves, the others use that; the results change unless the model was made for it",
+        "IndexCache: of the layers with an indexer the first two (GLM: config.json's "
+        "index_skip_topk_offset) and then every N-th select for themselves, the others use that; "
+        "the results change unless the model was made for it",
         "the model's",
         CLI_KIND_INT, CLI_GROUP_INDEX, .commands = G | L | P, .min = 1, .max = MAX_INT},
     [CLI_OPT_INDEX_TOPK_PATTERN] = {"index-topk-pattern", {NULL}, "Engine", "FS..",
@@ -140,7 +141,7 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         "refuse to take more than this: 800MiB, 12GiB, or bytes", "what the system has available",
         CLI_KIND_SIZE, .commands = G | L | P},
     [CLI_OPT_QUIET] = {"quiet", {"-q"}, "Engine", NULL,
-        "nothing on standard error but errors", NULL, CLI_KIND_FLAG, .commands = G | L | P | T | I},
+        "nothing on standard error but errors and warnings", NULL, CLI_KIND_FLAG, .commands = G | L | P | T | I},
 };
 /* clang-format on */
 

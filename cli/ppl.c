@@ -224,6 +224,7 @@ static void print_result(const measurement *m)
     json_object_set_new(object, "tokens", json_integer(m->n_predicted));
     json_object_set_new(object, "windows", json_integer(m->n_windows));
     json_object_set_new(object, "window", json_integer(m->window));
+    json_object_set_new(object, "index_cache", json_string(cli_engine_index_cache(&m->engine)));
     cli_out_json(object, 0);
     json_decref(object);
 }

@@ -19,22 +19,28 @@ static void report_memory(const tamis_memory_plan *plan)
              cli_format_size(plan->weights_widened, widened));
 }
 
-static void report_indexers(const tamis_model_info *info)
+/* Also where a flag changes nothing. An approximation is a warning: quiet does not hide it. */
+static void report_indexers(const cli_engine *engine)
 {
-    if (info->num_shared_indexers == 0)
-        return;
-    cli_info("index:  %d layers use an earlier layer's selection (IndexCache)%s",
-             (int)info->num_shared_indexers,
-             info->is_index_cache_approximate
-                 ? ": an approximation, config.json does not ask for it"
-                 : ", as config.json says");
+    const tamis_model_info *info = engine->info;
+    const int n = (int)info->num_shared_indexers;
+    const char *const layers = n == 1 ? "layer uses" : "layers use";
+    const bool is_given = cli_has(engine->args, CLI_OPT_INDEX_TOPK_FREQ) ||
+                          cli_has(engine->args, CLI_OPT_INDEX_TOPK_PATTERN);
+    if (info->is_index_cache_approximate)
+        cli_warn("index:  %d %s an earlier layer's selection (IndexCache): an approximation, "
+                 "config.json does not ask for it",
+                 n, layers);
+    else if (n > 0)
+        cli_info("index:  %d %s an earlier layer's selection (IndexCache), as config.json %s", n,
+                 layers, is_given ? "allows" : "says");
+    else if (is_given)
+        cli_info("index:  0 layers share: every layer with an indexer selects for itself");
 }
 
 void cli_report(const cli_engine *engine, const tamis_session_params *params,
                 const tamis_memory_plan *plan)
 {
-    if (cli_message_is_quiet())
-        return;
     const tamis_model_info *info = engine->info;
     const tamis_cpu_level level = tamis_cpu_level_current();
     cli_info("model:  %s, profile %s, %d layers, vocabulary %d%s", info->family, info->profile,
@@ -46,9 +52,9 @@ void cli_report(const cli_engine *engine, const tamis_session_params *params,
     cli_info("run:    context %d tokens, %d per step, caches %s", (int)params->max_model_len,
              (int)params->max_num_batched_tokens,
              params->kv_cache_dtype == TAMIS_DTYPE_F32 ? "f32" : "bf16");
-    report_indexers(info);
+    report_indexers(engine);
     if (engine->draft_tokens > 0)
-        cli_info("draft:  %s, up to %d tokens per step", tamis_drafter_name(engine->drafter),
-                 (int)engine->draft_tokens);
+        cli_info("draft:  %s, up to %d token%s per step", tamis_drafter_name(engine->drafter),
+                 (int)engine->draft_tokens, engine->draft_tokens == 1 ? "" : "s");
     report_memory(plan);
 }

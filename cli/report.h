@@ -1,4 +1,5 @@
-/* The short block on standard error before a run: what will run, how, and what it takes. */
+/* The short block on standard error before a run: what will run, how, and what it takes. Quiet: only
+ * that results are an approximation. */
 #ifndef CLI_REPORT_H
 #define CLI_REPORT_H
 

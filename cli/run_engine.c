@@ -17,7 +17,7 @@ int cli_open_tokenizer(const char *dir, tamis_tokenizer **tokenizer)
                                  : cli_fail(cli_exit_code_of_model(st), "%s", err.text);
 }
 
-static bool has_tokenizer(const char *dir)
+bool cli_has_tokenizer(const char *dir)
 {
     char path[4096];
     const int n = snprintf(path, sizeof path, "%s/tokenizer.json", dir);
@@ -54,7 +54,7 @@ int cli_engine_open_model(cli_engine *engine, const cli_args *args)
     if (st != TAMIS_STATUS_OK)
         return open_failed(args, st, &err);
     engine->info = tamis_model_get_info(engine->model);
-    if (!has_tokenizer(engine->dir))
+    if (!cli_has_tokenizer(engine->dir))
         return CLI_EXIT_OK;
     return cli_open_tokenizer(engine->dir, &engine->tokenizer);
 }
@@ -201,6 +201,14 @@ int cli_engine_open_session(cli_engine *engine, int32_t context, int32_t step_to
     engine->max_model_len = context;
     engine->step_tokens = step_tokens;
     return CLI_EXIT_OK;
+}
+
+const char *cli_engine_index_cache(const cli_engine *engine)
+{
+    const tamis_model_info *info = engine->info;
+    return info->is_index_cache_approximate ? "approximate"
+           : info->num_shared_indexers > 0  ? "config"
+                                            : "none";
 }
 
 int cli_engine_step(cli_engine *engine, const int32_t *tokens, int32_t n, tamis_logits_want want,

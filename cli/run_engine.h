@@ -26,6 +26,7 @@ typedef struct cli_engine {
 
 /* Model, and tokenizer if the folder has one. */
 int cli_engine_open_model(cli_engine *engine, const cli_args *args);
+bool cli_has_tokenizer(const char *dir); /* the file; it may be bad */
 /* The folder's tokenizer alone; bad or missing: CLI_EXIT_MODEL. */
 int cli_open_tokenizer(const char *dir, tamis_tokenizer **tokenizer);
 
@@ -39,6 +40,9 @@ int32_t cli_engine_step_tokens(const cli_engine *engine, int32_t context, bool a
 /* Plans, prints the report, refuses what does not fit, opens session and sequence. */
 int cli_engine_open_session(cli_engine *engine, int32_t context, int32_t step_tokens,
                             int32_t num_logits);
+
+/* Of JSON output: "none", "config" or "approximate". */
+const char *cli_engine_index_cache(const cli_engine *engine);
 
 typedef enum cli_bos {
     CLI_BOS_NONE = 0, /* the ids do not start with it */

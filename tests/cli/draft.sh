@@ -21,6 +21,10 @@ run env TAMIS_DRAFT=prompt-lookup "$TAMIS_BIN" generate -m $model -f $data/promp
     --draft-max 5 -ub 6
 expect 0 out_file $data/greedy-2.txt err '*prompt-lookup, up to 5 tokens per step*'
 
+run tamis generate -m $model -p And -n 2 $f32 --draft mtp --draft-tokens 1
+expect 0 err '*draft:  mtp, up to 1 token per step
+*'
+
 # Sampled: the same text for a seed.
 run tamis generate -m $model -p And -n 32 --seed 7 -q
 cp "$work/out" "$work/seed7"
@@ -54,7 +58,7 @@ cp "$work/out" "$work/plain"
 run tamis generate -m "$work/eos" --ids $data/prompt-0.ids -n 9 --print-ids $f32 --draft mtp --draft-tokens 9
 expect 0 out_file "$work/plain" err "*finish: eos (token $fifth)*"
 run tamis generate -m $model -p And -n 8 $f32 --draft mtp --json -q
-expect 0 out '{"text": *, "finish_reason": "length", "prompt_tokens": 2, "generated_tokens": 8, "drafted_tokens": [1-9]*, "accepted_tokens": *}
+expect 0 out '{"text": *, "finish_reason": "length", "prompt_tokens": 2, "generated_tokens": 8, "drafted_tokens": [1-9]*, "accepted_tokens": *, "index_cache": "none"}
 '
 
 # Refusals.
@@ -77,7 +81,7 @@ done
 run tamis generate -m $model -p And --draft-tokens 2
 expect 2 out '' err '*--draft-tokens: needs --draft mtp or --draft prompt-lookup*'
 run tamis generate -m $model -p And --draft mtp -ub 3
-expect 2 out '' err '*-ub: too few tokens per step for the drafts*'
+expect 2 out '' err '*-ub: value seen 3, allowed: at least 4, for the drafts*'
 run tamis logits -m $model --ids $data/prompt-0.ids -o "$work/x.npy" --draft mtp
 expect 2 out '' err '*--draft*'
 
