@@ -10,6 +10,14 @@
 
 /* ---------------------------------------------------------------- text */
 
+static bool has_shared_layers(const tamis_inspection *in)
+{
+    for (int32_t i = 0; i < in->info->num_hidden_layers; i++)
+        if (strcmp(in->layer_attention[i], "shared") == 0)
+            return true;
+    return false;
+}
+
 /* "0-1 window/hash, 2 C4/learned": runs of equal layers, in order. */
 static void print_layers(const tamis_inspection *in)
 {
@@ -25,7 +33,8 @@ static void print_layers(const tamis_inspection *in)
             cli_outf("-%d", (int)end - 1);
         cli_outf(" %s/%s", in->layer_attention[first], in->layer_mlp[first]);
     }
-    cli_out("\n", 1);
+    cli_outf("\n            (attention/feed-forward%s)\n",
+             has_shared_layers(in) ? "; shared: uses an earlier layer's selection" : "");
 }
 
 static void print_groups(const tamis_inspection *in)
@@ -104,7 +113,7 @@ static void print_unused(const tamis_inspection *in)
     free(folded);
 }
 
-static void print_text(const tamis_inspection *in)
+static void print_text(const tamis_inspection *in, bool has_tokenizer)
 {
     const tamis_model_info *info = in->info;
     char mapped[CLI_SIZE_BYTES], widened[CLI_SIZE_BYTES];
@@ -119,6 +128,7 @@ static void print_text(const tamis_inspection *in)
     if (strcmp(info->drafter, "none") != 0)
         cli_outf("drafter     %s%s\n", info->drafter,
                  strcmp(info->drafter, "mtp") == 0 ? " block" : ", not run");
+    cli_outf("tokenizer   %s\n", has_tokenizer ? "tokenizer.json" : "none: ids only");
     print_groups(in);
     cli_outf("KV cache    %llu bytes per token bf16, %llu f32, all layers\n",
              (unsigned long long)in->kv_bytes_per_token_bf16,
@@ -175,7 +185,7 @@ static json_t *unused_json(const tamis_inspection *in)
     return array;
 }
 
-static void print_json(const tamis_inspection *in)
+static void print_json(const tamis_inspection *in, bool has_tokenizer)
 {
     const tamis_model_info *info = in->info;
     json_t *object = json_object();
@@ -190,6 +200,7 @@ static void print_json(const tamis_inspection *in)
     json_object_set_new(object, "num_nextn_predict_layers",
                         json_integer(info->num_nextn_predict_layers));
     json_object_set_new(object, "drafter", json_string(info->drafter));
+    json_object_set_new(object, "has_tokenizer", json_boolean(has_tokenizer));
     json_object_set_new(object, "layers", layers_json(in));
     json_object_set_new(object, "groups", groups_json(in));
     json_object_set_new(object, "tensors", json_integer(in->n_tensors));
@@ -208,6 +219,7 @@ static void print_json(const tamis_inspection *in)
 
 int cli_cmd_inspect(const cli_args *args)
 {
+    const bool has_tokenizer = cli_has_tokenizer(cli_text(args, CLI_OPT_MODEL));
     tamis_model *model = NULL;
     const tamis_inspection *in;
     tamis_error err = {0};
@@ -220,9 +232,9 @@ int cli_cmd_inspect(const cli_args *args)
         return cli_exit_code_of_model(st);
     }
     if (cli_has(args, CLI_OPT_JSON))
-        print_json(in);
+        print_json(in, has_tokenizer);
     else
-        print_text(in);
+        print_text(in, has_tokenizer);
     tamis_model_close(&model);
     return CLI_EXIT_OK;
 }

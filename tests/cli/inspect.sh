@@ -5,7 +5,9 @@ run tamis inspect $model
 expect 0 out 'family      deepseek_v4, profile exact
 *vocabulary 2048, hidden size 128, context at most 4096
 layers      5: 0-1 window/hash, 2 C4/learned, 3 C128/learned, 4 C4/learned
+            (attention/feed-forward)
 *drafter     mtp block
+tokenizer   tokenizer.json
 *group *format *tensors *parameters *bytes*
 router *I64 * 2 * 0 *65536
 *mtp *F8_E4M3*
@@ -18,7 +20,7 @@ run tamis inspect --model $model
 expect 0 out_file "$work/table"
 
 run tamis inspect $model --json
-expect 0 out '{*"family": "deepseek_v4"*"drafter": "mtp"*"layers": *"kind": "window"*"kind": "C4"*"kind": "C128"*"groups": *"unused": *}
+expect 0 out '{*"family": "deepseek_v4"*"drafter": "mtp"*"has_tokenizer": true*"layers": *"kind": "window"*"kind": "C4"*"kind": "C128"*"groups": *"unused": *}
 ' err ''
 number() { sed -n "s/^  \"$1\": \([0-9]*\),*\$/\1/p" "$work/out"; }
 sum() { # KEY: over the groups
@@ -40,5 +42,12 @@ bf16=$(number kv_bytes_per_token_bf16)
 expect_true 'f32 caches take twice the bytes of bf16' \
     [ "$(number kv_bytes_per_token_f32)" -eq $((2 * bf16)) ]
 expect_true 'ring bytes' [ "$(number ring_bytes_f32)" -gt "$(number ring_bytes_bf16)" ]
+
+run tamis inspect tests/golden/glm52-fp8
+expect 0 out "*            (attention/feed-forward; shared: uses an earlier layer's selection)
+*tokenizer   none: ids only
+*" err ''
+run tamis inspect tests/golden/glm52-fp8 --json
+expect 0 out '*"has_tokenizer": false*' err ''
 
 done_testing
