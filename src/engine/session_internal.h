@@ -78,6 +78,7 @@ struct tamis_session {
     uint64_t step_number;
     uint64_t n_created; /* sequences so far */
     int32_t sleep_level;
+    bool is_calling_out; /* a hook or a drafter of the user's runs: it may not change anything */
     int32_t hidden_of; /* sequence whose step left its hidden states in the network; -1: none */
     int32_t draft_of;  /* sequence whose draft can go on; -1: none */
 };
@@ -87,7 +88,9 @@ tamis_status tamis_session_workspace_measure(const tamis_model *model,
                                              const tamis_session_params *params, size_t *workspace,
                                              size_t *logits, tamis_error *err);
 
-/* errors: INVALID (NULL), STATE (asleep) */
+/* Every call that may change a session, or reads all of it, begins with one of these. errors:
+ * INVALID (NULL), STATE (called from a hook or a drafter; awake: asleep) */
+tamis_status tamis_session_check_call(const tamis_session *session, tamis_error *err);
 tamis_status tamis_session_check_awake(const tamis_session *session, tamis_error *err);
 /* Memory for snapshots of rings; for the rows of rings that a connector's step overwrites. None if
  * the family or the parameters need none. errors: NO_MEMORY */
