@@ -55,7 +55,7 @@ TAMIS_API const char *tamis_status_name(tamis_status status);
  */
 typedef struct tamis_error {
     tamis_status status;
-    char text[504]; /* NUL-terminated UTF-8, truncated if need be */
+    char text[504]; /* NUL-terminated UTF-8; the middle is left out if need be */
 } tamis_error;
 
 /* ---------------------------------------------------------------- data types and weights */

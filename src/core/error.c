@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LOG_BYTES 1024
+#define LOG_BYTES     1024
+#define LONGEST_BYTES 8192 /* of a text before it is shortened: a path may have 4096 */
+#define GAP           " ... "
 
 /* Written by tamis_log_set before other threads start, only read afterwards. */
 static tamis_log_fn log_fn;
@@ -43,25 +45,44 @@ static void trim_broken_utf8(char *text)
         text[n - 1 - tail] = '\0';
 }
 
+/* Leaves out the middle of a text that does not fit: the object's name begins it, mostly a path
+ * that may be long, and the reason ends it. */
+static void copy_shortened(char *text, size_t bytes, const char *whole)
+{
+    const size_t n = strlen(whole);
+    if (n < bytes) {
+        memcpy(text, whole, n + 1);
+        return;
+    }
+    const size_t head = (bytes - sizeof GAP) / 2;
+    const char *tail = whole + n - (bytes - sizeof GAP - head);
+    while (((unsigned char)*tail & 0xC0) == 0x80)
+        tail++;
+    memcpy(text, whole, head);
+    text[head] = '\0';
+    trim_broken_utf8(text);
+    strcat(strcat(text, GAP), tail);
+}
+
+/* The arguments may point into text (adding context to an error), so it is formatted aside. */
 static void format_text(char *text, size_t bytes, const char *fmt, va_list args)
 {
-    const int n = vsnprintf(text, bytes, fmt, args);
+    char whole[LONGEST_BYTES];
+    const int n = vsnprintf(whole, sizeof whole, fmt, args);
     if (n < 0)
-        text[0] = '\0';
-    else if ((size_t)n >= bytes)
-        trim_broken_utf8(text);
+        whole[0] = '\0';
+    else if ((size_t)n >= sizeof whole)
+        trim_broken_utf8(whole);
+    copy_shortened(text, bytes, whole);
 }
 
 tamis_status tamis_fail(tamis_error *err, tamis_status status, const char *fmt, ...)
 {
     if (err != NULL) {
-        /* The arguments may point into err->text (adding context to an error): format aside. */
-        char text[sizeof err->text];
         va_list args;
         va_start(args, fmt);
-        format_text(text, sizeof text, fmt, args);
+        format_text(err->text, sizeof err->text, fmt, args);
         va_end(args);
-        memcpy(err->text, text, sizeof text);
         err->status = status;
     }
     return status;

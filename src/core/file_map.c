@@ -10,10 +10,11 @@
 #include "core/error.h"
 #include "core/mem.h"
 
+/* No system takes a longer path, and the reason must not be lost behind it. */
 static tamis_status fail_errno(tamis_error *err, const char *path, const char *what)
 {
     return tamis_fail(err, errno == ENOMEM ? TAMIS_STATUS_NO_MEMORY : TAMIS_STATUS_IO,
-                      "%s: cannot %s: %s", path, what, strerror(errno));
+                      "%.4096s: cannot %s: %s", path, what, strerror(errno));
 }
 
 /* Opens a regular file; O_NONBLOCK because opening a pipe by mistake must not hang. */

@@ -14,9 +14,10 @@
 
 #define TEMP_SUFFIX ".XXXXXX"
 
+/* No system takes a longer path, and the reason must not be lost behind it. */
 static tamis_status fail_errno(tamis_error *err, const char *path, const char *what)
 {
-    return tamis_fail(err, TAMIS_STATUS_IO, "%s: cannot %s: %s", path, what, strerror(errno));
+    return tamis_fail(err, TAMIS_STATUS_IO, "%.4096s: cannot %s: %s", path, what, strerror(errno));
 }
 
 /* ---------------------------------------------------------------- writer */

@@ -204,15 +204,32 @@ static void errors_are_filled_and_cut_at_a_character(void **state)
     assert_int_equal(err.status, TAMIS_STATUS_IO);
     assert_string_equal(err.text, "a: 5");
     assert_int_equal(tamis_fail(NULL, TAMIS_STATUS_LIMIT, "nobody listens"), TAMIS_STATUS_LIMIT);
+}
 
-    char text[600];
-    for (size_t pad = 495; pad <= 503; pad++) { /* a euro sign (3 bytes) at and over the end */
-        memset(text, 'x', pad);
-        strcpy(text + pad, "\xE2\x82\xAC\xE2\x82\xAC\xE2\x82\xAC");
-        tamis_fail(&err, TAMIS_STATUS_IO, "%s", text);
-        const size_t whole = pad + (sizeof err.text - 1 - pad) / 3 * 3;
-        assert_int_equal(strlen(err.text), whole < pad + 9 ? whole : pad + 9);
-        assert_memory_equal(err.text, text, strlen(err.text));
+/* Euro signs (3 bytes) in every position at both cuts: what stays is whole ones. */
+static void long_texts_keep_both_ends(void **state)
+{
+    (void)state;
+    tamis_error err;
+    const size_t room = sizeof err.text - 1;
+    for (size_t pad = 0; pad <= 3; pad++) {
+        for (size_t n_signs = 150; n_signs <= 2000; n_signs += n_signs < 180 ? 1 : 607) {
+            char text[6100] = "xxx";
+            for (size_t i = 0; i < n_signs; i++)
+                memcpy(text + pad + 3 * i, "\xE2\x82\xAC", 4);
+            tamis_fail(&err, TAMIS_STATUS_IO, "%s: why", text);
+            const size_t n = pad + 3 * n_signs + 5, gap = strcspn(err.text, ".");
+            assert_string_equal(err.text + strlen(err.text) - 5, ": why");
+            if (n <= room) {
+                assert_int_equal(strlen(err.text), n);
+                continue;
+            }
+            assert_in_range(strlen(err.text), room - 4, room);
+            assert_memory_equal(err.text + gap - 1, " ... \xE2\x82\xAC", 8);
+            assert_int_equal((gap - 1 - pad) % 3, 0);
+            assert_memory_equal(err.text, text, gap - 1);
+            assert_int_equal((strlen(err.text + gap + 4) - 5) % 3, 0);
+        }
     }
 }
 
@@ -290,8 +307,8 @@ static void cpu_level_environment_is_obeyed_or_refused(void **state)
         setenv("TAMIS_CPU", bad[i], 1);
         assert_int_equal(tamis_cpu_check_environment(&err), TAMIS_STATUS_INVALID);
         assert_int_equal(err.status, TAMIS_STATUS_INVALID);
-        assert_non_null(strstr(err.text, bad[i]));       /* value seen */
-        assert_non_null(strstr(err.text, "TAMIS_CPU"));  /* object */
+        assert_non_null(strstr(err.text, bad[i]));           /* value seen */
+        assert_non_null(strstr(err.text, "TAMIS_CPU"));      /* object */
         assert_non_null(strstr(err.text, "portable, avx2")); /* values allowed */
     }
     if (tamis_cpu_level_available() == TAMIS_CPU_PORTABLE) {
@@ -345,7 +362,7 @@ static void cpu_level_can_be_lowered_and_restored(void **state)
 #define MAX_TEAM 5
 
 typedef struct team_job {
-    int calls[MAX_TEAM];     /* plain: each thread writes its own, the barrier orders the rest */
+    int calls[MAX_TEAM]; /* plain: each thread writes its own, the barrier orders the rest */
     int64_t sums[MAX_TEAM];
     int64_t n;
     atomic_bool wrong_size;
@@ -590,7 +607,8 @@ static void files_are_mapped_and_read(void **state)
 
 static void paths_are_joined_with_one_slash(void **state)
 {
-    const char *cases[][3] = {{"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {"/", "b", "/b"}};
+    const char *cases[][3] = {
+        {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {"/", "b", "/b"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char *path = tamis_path_join(cases[i][0], cases[i][1]);
         assert_string_equal(path, cases[i][2]);
@@ -639,6 +657,7 @@ int main(void)
         cmocka_unit_test(arena_notes_an_overflow),
         cmocka_unit_test(sizes_are_checked),
         cmocka_unit_test(errors_are_filled_and_cut_at_a_character),
+        cmocka_unit_test(long_texts_keep_both_ends),
         cmocka_unit_test(errors_can_be_given_context),
         cmocka_unit_test(every_status_and_dtype_has_a_name),
         cmocka_unit_test(log_goes_to_the_callback_or_nowhere),
