@@ -102,7 +102,7 @@ typedef struct tamis_session_params {
     int32_t max_model_len;          /* 0: the model's max_position_embeddings, at most 4096 */
     int32_t max_num_seqs;           /* default 1 */
     int32_t max_num_batched_tokens; /* tokens per step, default 512; lowered to what all sequences hold */
-    int32_t max_num_logits;         /* logits rows per step, default max_num_seqs */
+    int32_t max_num_logits;         /* logits rows per step; 0 (default): max_num_seqs */
     tamis_dtype kv_cache_dtype;     /* BF16 (default) or F32 */
     int32_t num_blocks;             /* 0: enough for max_num_seqs sequences of max_model_len */
     int32_t block_tokens;           /* a multiple of 128, default 256 */
@@ -197,10 +197,10 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_fork(tamis_session *session, i
  * Save a sequence to a file, so that another session of the same model, in this or another process,
  * goes on with the same bits. The file appears under `path` complete or not at all: whoever kills
  * the process leaves the old file, the new one, or none (and at most a temporary one beside it,
- * PATH.XXXXXX). It holds rows of the caches and, with prefix_caching, the token ids: like the text
+ * PATH.XXXXXX). A symbolic link stays: the file it leads to is replaced. It holds rows of the caches and, with prefix_caching, the token ids: like the text
  * itself it should be read by its owner only, and is created so.
- * errors: INVALID (no such sequence), STATE (faulty), IO (no space, no such folder, ...: nothing is
- * left behind), NO_MEMORY (about twice the rows of one block)
+ * errors: INVALID (no such sequence, an empty path), STATE (faulty), IO (no space, no such folder,
+ * a link to nothing, ...: nothing is left behind), NO_MEMORY (about twice the rows of one block)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_save(const tamis_session *session, int32_t seq,
                                                        const char *path, tamis_error *err);
@@ -212,6 +212,12 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_save_packed(const tamis_sessio
  * Load a saved sequence into an empty one. Threads, numbers of sequences and blocks, tokens per
  * step and max_rollback of the two sessions may differ; the rollback floor is that of the saved
  * sequence, or higher where this session's rings are smaller. Nothing has changed on failure.
+ *
+ * Logits are not in the file. To have those of the last token: tamis_seq_rollback by one (unless the
+ * rollback floor is the length itself) and feed it again; they are the same bits as before the save.
+ * With prefix_caching the loaded blocks are not found by other sequences until tamis_seq_keep, or
+ * until a step fills the next block of this one.
+ *
  * errors   FORMAT (damaged, cut or too long, no saved sequence), UNSUPPORTED (version, another
  *          model, kv_cache_dtype, block_tokens, mtp; no token ids, which prefix_caching needs),
  *          LIMIT (longer than max_model_len), each with the file, the field, the value seen and the
@@ -287,7 +293,8 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_match(tamis_session *session, 
 /**
  * Make the end of a sequence findable: its last, partly filled block, and, V4, a snapshot at its
  * last token, so that the same tokens again compute their last one only. Call it when a prompt has
- * been fed. What does not fit is not kept: see the stats. errors: INVALID (no such sequence), STATE
+ * been fed. For a system prompt that many texts begin with: feed the shared part, keep, then feed
+ * the rest. What does not fit is not kept: see the stats. errors: INVALID (no such sequence), STATE
  * (no prefix_caching; faulty)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_keep(tamis_session *session, int32_t seq,

@@ -29,6 +29,7 @@ static tamis_status finish(tamis_status st, tamis_error *seen, const char *hook,
 {
     if (st == TAMIS_STATUS_OK)
         return TAMIS_STATUS_OK;
+    seen->text[sizeof seen->text - 1] = '\0'; /* whatever a hook did: strncpy puts none */
     if (seen->text[0] != '\0')
         return tamis_fail(err, st, "%s", seen->text);
     return layer < 0 ? tamis_fail(err, st, "connector: %s failed", hook)

@@ -173,8 +173,8 @@ fail:
 
 void tamis_session_close(tamis_session **session_ptr)
 {
-    if (session_ptr == NULL || *session_ptr == NULL)
-        return;
+    if (session_ptr == NULL || *session_ptr == NULL || (*session_ptr)->is_calling_out)
+        return; /* a step returns through the session once its hook does */
     tamis_session *session = *session_ptr;
     *session_ptr = NULL;
     tamis_team_close(&session->team);
