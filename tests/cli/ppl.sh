@@ -11,7 +11,7 @@ json() { # KEY: its number in the one-line object on standard output
 }
 
 run tamis ppl -m $model --ids $data/golden-ids.txt --kv-cache-dtype f32 --json -q
-expect 0 out '{"nats_per_token": *, "bits_per_byte": *, "bytes": *, "perplexity": *, "tokens": 1023, "windows": 1, "window": 1024}
+expect 0 out '{"nats_per_token": *, "bits_per_byte": *, "bytes": *, "perplexity": *, "tokens": 1023, "windows": 1, "window": 1024, "index_cache": "none"}
 ' err ''
 expect_true "nats per token $(json nats_per_token), golden $mean_nll" \
     close_to "$(json nats_per_token)" $mean_nll 1e-4
@@ -23,10 +23,10 @@ cut -d' ' -f2- "$work/ids" >"$work/rest"
 run tamis tokenize -m $model --decode -f "$work/rest"
 cp "$work/out" "$work/text"
 run tamis ppl -m $model --ids "$work/ids" --kv-cache-dtype f32 --json -q
-expect 0 out '*"tokens": 200, "windows": 1, "window": 201}*'
+expect 0 out '*"tokens": 200, "windows": 1, "window": 201, *'
 nats=$(json nats_per_token)
 run tamis ppl -m $model -f "$work/text" --kv-cache-dtype f32 --json -q
-expect 0 out '*"tokens": 200, "windows": 1, "window": 1024}*'
+expect 0 out '*"tokens": 200, "windows": 1, "window": 1024, "index_cache": "none"}*'
 expect_true "from text: $(json nats_per_token), from ids: $nats" [ "$(json nats_per_token)" = "$nats" ]
 expect_true "bytes $(json bytes)" [ "$(json bytes)" = "$(wc -c <"$work/text" | tr -d ' ')" ]
 expect_true 'bits per byte' close_to "$(json bits_per_byte)" \
@@ -43,12 +43,12 @@ expect_true "bf16 caches: $(json nats_per_token)" close_to "$(json nats_per_toke
 
 # Windows: N tokens behind a BOS each, so all are predicted; the default is 1024 or the context.
 run tamis ppl -m $model -f "$work/text" --window 60 --json -q
-expect 0 out '*"tokens": 200, "windows": 4, "window": 60}*'
+expect 0 out '*"tokens": 200, "windows": 4, "window": 60, *'
 cp "$work/out" "$work/w60"
 run tamis ppl -m $model -f "$work/text" --window 60 -ub 7 -t 1 --json -q
 expect 0 out_file "$work/w60"
 run tamis ppl -m $model -f "$work/text" -c 70 --json -q
-expect 0 out '*"tokens": 200, "windows": 3, "window": 70}*'
+expect 0 out '*"tokens": 200, "windows": 3, "window": 70, *'
 run tamis ppl -m $model -f "$work/text" --window 100
 expect 0 out 'nats per token *
 bits per byte  *
@@ -64,10 +64,10 @@ expect 2 out '' err "*--window: value seen '1', allowed: an integer from 2*"
 copy_model no_bos
 edit_model no_bos tokenizer_config.json 's/"add_bos_token": true/"add_bos_token": false/'
 run tamis ppl -m "$work/no_bos" -f "$work/text" --window 100 --json -q
-expect 0 out '*"tokens": 198, "windows": 2, "window": 100}*'
+expect 0 out '*"tokens": 198, "windows": 2, "window": 100, *'
 rm "$work/no_bos/tokenizer.json"
 run tamis ppl -m "$work/no_bos" --ids "$work/ids" --json -q
-expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 200, "windows": 1, "window": 201}
+expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 200, "windows": 1, "window": 201, 
 '
 run tamis ppl -m "$work/no_bos" -f "$work/text"
 expect 2 out '' err '*-f: the model folder has no tokenizer.json*'
