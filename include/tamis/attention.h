@@ -2,7 +2,8 @@
  * tamis/attention.h - what the two attention back ends share: rotary frequencies, the batch of a
  * step and the functions that an engine's scheduler needs around it, the sizes of caches and plans,
  * what a plan shows. tamis/dsa.h is DeepSeek-V4, tamis/sfa.h is DeepSeek-V3.2 and GLM-5.
- * docs/engine-integration.md walks through it.
+ * docs/engine-integration.md walks through it. A program that uses only these headers and
+ * tamis/base.h needs no other library: -ltamis -lm -lpthread.
  *
  * Parameter structs carry their own size so that a library of another version refuses them instead
  * of misreading them; _default() fills it in.
@@ -16,20 +17,26 @@
 extern "C" {
 #endif
 
-/** Rotary frequencies of one layer: plain (yarn_factor <= 1) or YaRN; cos and sin are not scaled. */
+/**
+ * Rotary frequencies of one layer: plain (yarn_factor <= 1) or YaRN; cos and sin are not scaled.
+ * With yarn_factor > 1 all fields are required (0 is refused, there are no defaults), else the last
+ * three are not read. Values: config.json, rope_scaling; the usual ones are beta_fast 32, beta_slow 1.
+ */
 typedef struct tamis_rope_config {
     float theta;                   /* above 1 */
     float yarn_factor;             /* 0.. */
-    int32_t original_max_position; /* of YaRN: 1.. */
+    int32_t original_max_position; /* of YaRN: 1.. (original_max_position_embeddings) */
     float beta_fast, beta_slow;    /* of YaRN: above 0, beta_slow at most beta_fast */
 } tamis_rope_config;
 
 typedef struct tamis_cache_params {
     size_t struct_size;
-    tamis_dtype kv_cache_dtype; /* rows that attention and indexer read: BF16 or F32 */
+    tamis_dtype kv_cache_dtype; /* rows that attention and indexer read: BF16 (default) or F32 */
     int32_t block_tokens;       /* raw tokens per block, default 256; V4: a multiple of 128 */
-    int32_t num_blocks;         /* including block 0, the null block, which no table should own */
-    int32_t num_slots;          /* V4: ring slots, sequences alive at once. V3.2, GLM: not used */
+    int32_t num_blocks;         /* including block 0, the null block, which no table should own;
+                                   default 2: one that can be used */
+    int32_t num_slots;          /* V4: ring slots, sequences alive at once, default 1. V3.2, GLM:
+                                   not used */
     int32_t max_rollback;       /* V4: tokens that may be rolled back at least; default 8 */
     int32_t block_pad_bytes;    /* extra distance of two blocks of one cache; default 0 */
 } tamis_cache_params;
@@ -185,10 +192,10 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_batch_compressed_rows(
  */
 typedef struct tamis_plan_params {
     size_t struct_size;
-    int32_t max_num_batched_tokens; /* padding included */
-    int32_t max_num_seqs;           /* padding included */
-    int32_t max_model_len;
-    int32_t n_threads; /* of the team that will run it */
+    int32_t max_num_batched_tokens; /* tokens of a step, padding included; default 512 */
+    int32_t max_num_seqs;           /* requests of a step, padding included; default 1 */
+    int32_t max_model_len;          /* longest sequence; default 4096 */
+    int32_t n_threads;              /* of the team that will run it; default 1 */
     /* for measuring: independent projections one after the other instead of side by side in one
      * pass; same bits. Default false */
     bool serial;
