@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,10 +44,24 @@ static tamis_status create_beside(tamis_file_writer *writer, char *temp_path, ta
     return TAMIS_STATUS_OK;
 }
 
+/* A link stays, and what it leads to is replaced: *path becomes that name, in target. */
+static tamis_status follow_link(const char **path, char target[PATH_MAX], tamis_error *err)
+{
+    struct stat info;
+    if (lstat(*path, &info) != 0 || !S_ISLNK(info.st_mode))
+        return TAMIS_STATUS_OK;
+    if (realpath(*path, target) == NULL)
+        return fail_errno(err, *path, "follow the link");
+    *path = target;
+    return TAMIS_STATUS_OK;
+}
+
 tamis_status tamis_file_writer_open(tamis_file_writer *writer, const char *path, tamis_error *err)
 {
-    const size_t bytes = strlen(path) + sizeof TEMP_SUFFIX;
+    char target[PATH_MAX];
     TAMIS_TRY(check_place(path, err));
+    TAMIS_TRY(follow_link(&path, target, err));
+    const size_t bytes = strlen(path) + sizeof TEMP_SUFFIX;
     char *temp_path = tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
     *writer = (tamis_file_writer){tamis_mem_strdup(TAMIS_MEM_MISC, path), NULL, -1};
     tamis_status st = TAMIS_STATUS_OK;

@@ -1,8 +1,8 @@
 /*
  * Large files in pieces. A written file appears under its name whole or not at all: it is written
  * under a temporary name in the same folder (PATH.XXXXXX, readable by its owner only), synced and
- * renamed; whoever is killed on the way leaves at most that temporary file. Errors name the path
- * and the reason.
+ * renamed; whoever is killed on the way leaves at most that temporary file. Where the name is a
+ * symbolic link, all this happens where it leads to. Errors name the path and the reason.
  */
 #ifndef TAMIS_CORE_FILE_STREAM_H
 #define TAMIS_CORE_FILE_STREAM_H

@@ -30,6 +30,14 @@ static tamis_sequence_rows rows_of(const tamis_session *session, int32_t seq)
                                  .slot = seq};
 }
 
+static tamis_status check_path(const char *path, int32_t seq, tamis_error *err)
+{
+    if (path != NULL && path[0] != '\0')
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_INVALID, "sequence %d: path is %s", seq,
+                      path == NULL ? "NULL" : "empty, allowed: the name of a file");
+}
+
 /* ---------------------------------------------------------------- save */
 
 static tamis_status check_level(int32_t level, tamis_error *err)
@@ -49,8 +57,7 @@ tamis_status tamis_seq_save_packed(const tamis_session *session, int32_t seq, co
     tamis_sequence *s = NULL;
     tamis_file_writer file = {0};
     TAMIS_TRY(tamis_session_find_seq(session, seq, &s, err));
-    if (path == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "sequence %d: path is NULL", seq);
+    TAMIS_TRY(check_path(path, seq, err));
     TAMIS_TRY(check_level(level, err));
     const tamis_sequence_kin kin = kin_of(session);
     const tamis_sequence_rows rows = rows_of(session, seq);
@@ -73,8 +80,7 @@ tamis_status tamis_seq_save(const tamis_session *session, int32_t seq, const cha
 static tamis_status check_target(const tamis_sequence *s, int32_t seq, const char *path,
                                  tamis_error *err)
 {
-    if (path == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "sequence %d: path is NULL", seq);
+    TAMIS_TRY(check_path(path, seq, err));
     if (s->len != 0)
         return tamis_fail(err, TAMIS_STATUS_STATE,
                           "sequence %d has %d tokens, allowed 0: only an empty one can be loaded",

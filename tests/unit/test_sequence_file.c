@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "core/compress.h"
+#include "core/file_stream.h"
 #include "engine/session_internal.h"
 #include "sequence_file_test.h"
 #include "support/sanitized.h"
@@ -288,6 +289,66 @@ static void taken_over_prefixes_are_saved(void **state)
     test_temp_dir_remove(folder);
 }
 
+/* ---------------------------------------------------------------- names */
+
+static void write_text(const char *path, const char *text)
+{
+    tamis_file_writer file;
+    tamis_error err;
+    test_must(tamis_file_writer_open(&file, path, &err), &err, "open");
+    test_must(tamis_file_writer_write(&file, text, strlen(text), &err), &err, "write");
+    test_must(tamis_file_writer_commit(&file, &err), &err, "commit");
+}
+
+/* A link to a link in another folder: both stay, what they lead to is replaced. */
+static void links_are_followed(void **state)
+{
+    (void)state;
+    char *a = test_temp_dir_make(), *b = test_temp_dir_make(), seen_link[512] = "";
+    char *link_path = test_path(a, "link"), *second = test_path(b, "second");
+    tamis_file_writer file;
+    tamis_error err;
+    test_file_write_text(b, "file", "old");
+    assert_int_equal(symlink(second, link_path), 0);
+    assert_int_equal(symlink("file", second), 0);
+    write_text(link_path, "new");
+    char *seen = test_file_read(b, "file", NULL);
+    assert_string_equal(seen, "new");
+    assert_true(readlink(link_path, seen_link, sizeof seen_link - 1) > 0);
+    assert_string_equal(seen_link, second);
+    assert_int_equal(readlink(second, seen_link, sizeof seen_link - 1), 4);
+    assert_int_equal(unlink(second), 0); /* now the first leads nowhere */
+    assert_int_equal(tamis_file_writer_open(&file, link_path, &err), TAMIS_STATUS_IO);
+    assert_non_null(strstr(err.text, "follow the link"));
+    free(seen);
+    free(link_path);
+    free(second);
+    test_temp_dir_remove(a);
+    test_temp_dir_remove(b);
+}
+
+static void strange_names_are_refused(void **state)
+{
+    (void)state;
+    const tamis_session_params p = file_params(TAMIS_DTYPE_BF16);
+    test_engine e = test_engine_open(V32_DIR, &p);
+    const int32_t seq = test_seq_new(&e);
+    static char path[20001];
+    tamis_error err;
+    assert_int_equal(tamis_seq_save(e.session, seq, "", &err), TAMIS_STATUS_INVALID);
+    assert_non_null(strstr(err.text, "path is empty"));
+    assert_int_equal(tamis_seq_load(e.session, seq, "", &err), TAMIS_STATUS_INVALID);
+    assert_non_null(strstr(err.text, "path is empty"));
+    for (size_t n = 300; n < sizeof path; n *= 4) {
+        memset(path, 'x', n);
+        assert_int_equal(tamis_seq_save(e.session, seq, path, &err), TAMIS_STATUS_IO);
+        assert_non_null(strstr(err.text, "name too long"));
+        assert_int_equal(tamis_seq_load(e.session, seq, path, &err), TAMIS_STATUS_IO);
+        assert_non_null(strstr(err.text, "name too long"));
+    }
+    test_engine_close(&e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,6 +358,8 @@ int main(void)
         cmocka_unit_test(rollbacks_are_kept),
         cmocka_unit_test(a_fork_is_saved_and_goes_on),
         cmocka_unit_test(taken_over_prefixes_are_saved),
+        cmocka_unit_test(links_are_followed),
+        cmocka_unit_test(strange_names_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
