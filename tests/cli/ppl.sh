@@ -67,7 +67,7 @@ run tamis ppl -m "$work/no_bos" -f "$work/text" --window 100 --json -q
 expect 0 out '*"tokens": 198, "windows": 2, "window": 100, *'
 rm "$work/no_bos/tokenizer.json"
 run tamis ppl -m "$work/no_bos" --ids "$work/ids" --json -q
-expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 200, "windows": 1, "window": 201, 
+expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 200, "windows": 1, "window": 201, "index_cache": "none"}
 '
 run tamis ppl -m "$work/no_bos" -f "$work/text"
 expect 2 out '' err '*-f: the model folder has no tokenizer.json*'
