@@ -89,10 +89,12 @@ static tamis_status check_limit(const tamis_memory_plan *plan, tamis_error *err)
         return TAMIS_STATUS_OK;
     return tamis_fail(err, TAMIS_STATUS_NO_MEMORY,
                       "session: needs %.1f MiB (widened weights %.1f, caches %.1f, rings %.1f, "
-                      "snapshots %.1f, workspace %.1f, logits %.1f), the limit is %.1f MiB",
+                      "snapshots %.1f, workspace %.1f, logits %.1f), the limit is %.1f MiB "
+                      "(in bytes: needs %llu, the limit is %llu)",
                       mib(plan->total), mib(plan->weights_widened), mib(plan->cache_blocks),
                       mib(plan->cache_rings), mib(plan->cache_snapshots), mib(plan->workspace),
-                      mib(plan->logits), mib(plan->limit));
+                      mib(plan->logits), mib(plan->limit), (unsigned long long)plan->total,
+                      (unsigned long long)plan->limit);
 }
 
 static tamis_status take_workspace(tamis_session *session, tamis_error *err)

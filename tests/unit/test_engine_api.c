@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -290,6 +291,10 @@ static void check_plans(const char *dir)
         p.memory_limit_bytes--;
         assert_int_equal(tamis_session_open(&session, model, &p, &err), TAMIS_STATUS_NO_MEMORY);
         assert_int_equal(in_use(), before);
+        char bytes[80]; /* which tell what rounded sizes do not */
+        snprintf(bytes, sizeof bytes, "needs %llu, the limit is %llu",
+                 (unsigned long long)plan.total, (unsigned long long)plan.total - 1);
+        assert_non_null(strstr(err.text, bytes));
     }
     tamis_model_close(&model);
 }
