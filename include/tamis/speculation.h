@@ -93,9 +93,10 @@ TAMIS_API void tamis_spec_close(tamis_spec **spec);
  * the tokens given. With the session's prefix_caching the first call takes over what it can from
  * sequences with the same first tokens (tamis_seq_match).
  *
- * errors   of a step (what earlier steps of this call fed stays); INVALID (a token id) and LIMIT
- *          (max_model_len) before anything is fed; STATE (the sequence was changed by another call,
- *          or it is gone and its id is another sequence's now)
+ * errors   of a step (what earlier steps of this call fed stays, and so does this step's if a hook
+ *          failed in the MTP block's run behind it: tamis_seq_len + 1 tokens are in then, go on with
+ *          the next); INVALID (a token id) and LIMIT (max_model_len) before anything is fed; STATE
+ *          (the sequence was changed by another call, or it is gone and its id is another's now)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_spec_prompt(tamis_spec *spec, const int32_t *tokens,
                                                           int32_t n, tamis_error *err);

@@ -223,26 +223,27 @@ static tamis_status check_prompt(const tamis_spec *spec, const int32_t *tokens, 
     return TAMIS_STATUS_OK;
 }
 
-/* Feeds n tokens that are there, the last of them followed by one more. */
-static tamis_status feed_known(tamis_spec *spec, int32_t n, tamis_error *err)
+/* The MTP block sees the step that just fed tokens first_next[-1 ..]: each has a known successor.
+ */
+static tamis_status show_known(tamis_spec *spec, const int32_t *first_next, tamis_error *err)
 {
-    TAMIS_TRY(step(spec, n, TAMIS_LOGITS_NONE, err));
     if (spec->params.drafter != TAMIS_DRAFTER_MTP)
         return TAMIS_STATUS_OK;
-    return tamis_draft_over_step(spec->session, spec->seq, spec->tokens + num_fed(spec) + 1, -1,
-                                 err);
+    return tamis_draft_over_step(spec->session, spec->seq, first_next, -1, err);
 }
 
-/* `n` more tokens, of which the pending one and all but the last go into one step. */
+/* `n` more tokens, of which the pending one and all but the last go into one step. If that is done
+ * and the MTP block fails, they are in all the same: it will only guess worse. */
 static tamis_status feed_chunk(tamis_spec *spec, const int32_t *tokens, int32_t n, tamis_error *err)
 {
     const int32_t n_feed = spec->n_tokens + n - 1 - num_fed(spec);
     memcpy(spec->tokens + spec->n_tokens, tokens, (size_t)n * sizeof *tokens);
     spec->n_mtp_draft = 0;
     if (n_feed > 0)
-        TAMIS_TRY(feed_known(spec, n_feed, err));
+        TAMIS_TRY(step(spec, n_feed, TAMIS_LOGITS_NONE, err));
+    const int32_t *first_next = spec->tokens + num_fed(spec) + 1;
     spec->n_tokens += n;
-    return TAMIS_STATUS_OK;
+    return n_feed > 0 ? show_known(spec, first_next, err) : TAMIS_STATUS_OK;
 }
 
 /* What other sequences with the same first tokens left; *n of them are no longer to be fed. */
@@ -390,8 +391,8 @@ static tamis_status settle(tamis_spec *spec, int32_t num_ids, const int32_t *tok
     if (spec->params.drafter != TAMIS_DRAFTER_MTP)
         return keep_drawn(spec, tokens, n, err);
     const tamis_status st = run_mtp_over_step(spec, tokens, n, err);
-    if (st == TAMIS_STATUS_FORMAT)
-        return st; /* the sequence may only be dropped */
+    if (spec->session->sequences[spec->seq].is_faulty)
+        return st; /* it may only be dropped */
     TAMIS_TRY(keep_drawn(spec, tokens, n, st == TAMIS_STATUS_OK ? err : NULL));
     if (st != TAMIS_STATUS_OK)
         return st;
