@@ -3,10 +3,12 @@
  * engine/sequence_format.h.
  *
  * A load takes its blocks and fills them while the sequence is still empty; only when the whole
- * file was read and found right does it get its length.
+ * file was read and found right does it get its length. A load that needs the blocks of kept
+ * prefixes reads the file twice.
  */
 #include "core/compress.h"
 #include "core/error.h"
+#include "core/size.h"
 #include "engine/fingerprint.h"
 #include "engine/sequence_format.h"
 #include "engine/session_internal.h"
@@ -88,6 +90,28 @@ static tamis_status check_target(const tamis_sequence *s, int32_t seq, const cha
     return TAMIS_STATUS_OK;
 }
 
+static tamis_status open_reader(const tamis_session *session, tamis_sequence_reader *reader,
+                                const char *path, tamis_error *err)
+{
+    const tamis_sequence_kin kin = kin_of(session);
+    return tamis_sequence_reader_open(reader, path, &kin, session->net->store,
+                                      session->params.max_model_len, err);
+}
+
+/* Blocks for the file may cost kept prefixes: then it is read through before any goes, since they
+ * must not go for one that is damaged. */
+static tamis_status check_before_eviction(const tamis_session *session,
+                                          tamis_sequence_reader *reader, const char *path,
+                                          tamis_error *err)
+{
+    const tamis_sequence_rows nowhere = {.store = session->net->store, .slot = -1};
+    if (tamis_ceil_div(reader->len, session->params.block_tokens) <= session->pool.n_free)
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(tamis_sequence_reader_rows(reader, &nowhere, err));
+    tamis_sequence_reader_close(reader);
+    return open_reader(session, reader, path, err);
+}
+
 /* Reads everything into blocks that are taken for it. */
 static tamis_status fill(tamis_session *session, int32_t seq, tamis_sequence_reader *reader,
                          const char *path, tamis_error *err)
@@ -99,6 +123,7 @@ static tamis_status fill(tamis_session *session, int32_t seq, tamis_sequence_rea
                           "%s: has 0 token ids, allowed %d: this session's prefix_caching needs "
                           "them (the saving one's was off)",
                           path, reader->len);
+    TAMIS_TRY(check_before_eviction(session, reader, path, err));
     tamis_status st = tamis_session_fill_table(session, seq, reader->len, err);
     if (st != TAMIS_STATUS_OK)
         return err != NULL ? tamis_fail(err, st, "%s: %s", path, err->text) : st;
@@ -120,9 +145,7 @@ tamis_status tamis_seq_load(tamis_session *session, int32_t seq, const char *pat
     tamis_sequence_reader reader;
     TAMIS_TRY(tamis_session_find_seq(session, seq, &s, err));
     TAMIS_TRY(check_target(s, seq, path, err));
-    const tamis_sequence_kin kin = kin_of(session);
-    TAMIS_TRY(tamis_sequence_reader_open(&reader, path, &kin, session->net->store,
-                                         session->params.max_model_len, err));
+    TAMIS_TRY(open_reader(session, &reader, path, err));
     const tamis_status st = fill(session, seq, &reader, path, err);
     tamis_sequence_reader_close(&reader);
     return st;

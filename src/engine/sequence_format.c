@@ -513,19 +513,20 @@ static tamis_status read_blocks(tamis_sequence_reader *r, const int32_t *table, 
         uint8_t *bytes = NULL;
         TAMIS_TRY(read_section(r, SECTION_BLOCK, i, block_bytes(r->store, block_tokens, i, len),
                                &bytes, err));
-        copy_block(r->store, block_tokens, i, len, table[i], bytes, true);
+        if (table != NULL)
+            copy_block(r->store, block_tokens, i, len, table[i], bytes, true);
     }
     return TAMIS_STATUS_OK;
 }
 
-/* Rows that this ring cannot keep are passed over. */
+/* Rows that this ring cannot keep are passed over, all of them without a slot. */
 static tamis_status read_ring(tamis_sequence_reader *r, int32_t i, int32_t slot, tamis_error *err)
 {
     const tamis_cache *cache = &r->store->caches[i];
     uint8_t *bytes = NULL;
     TAMIS_TRY(read_section(r, SECTION_RING, i, ring_bytes(cache, r->len, r->floor), &bytes, err));
     for (int32_t pos = ring_first(cache, r->floor); pos < r->len; pos++) {
-        if (pos >= r->len - cache->desc.rows)
+        if (slot >= 0 && pos >= r->len - cache->desc.rows)
             memcpy(tamis_cache_ring_row(cache, slot, pos), bytes, (size_t)cache->row_bytes);
         bytes += cache->row_bytes;
     }

@@ -73,9 +73,10 @@ tamis_status tamis_sequence_reader_open(tamis_sequence_reader *reader, const cha
                                         const tamis_cache_store *store, int32_t max_len,
                                         tamis_error *err);
 /*
- * Reads everything into rows->ids (if it is not NULL; the file must have ids then) and the blocks
- * and slot of rows, and checks that the file ends there. On failure some of them hold rubbish.
- * rows->store is that of open; its len and floor are not read. errors: FORMAT, IO, UNSUPPORTED
+ * Reads everything into rows->ids (if it is not NULL, the file must have ids) and the blocks and
+ * slot of rows, and checks that the file ends there. On failure some of them hold rubbish.
+ * Where ids or table is NULL or slot is -1, that part is only checked. rows->store is that of open;
+ * its len and floor are not read. errors: FORMAT, IO, UNSUPPORTED
  * (packed, and this build has no zstd)
  */
 tamis_status tamis_sequence_reader_rows(tamis_sequence_reader *reader,

@@ -168,6 +168,57 @@ static void cut_and_longer_files_are_refused(void **state)
     fixture_close(&f);
 }
 
+static void assert_same_prefixes(const tamis_session *session, const tamis_prefix_stats *before)
+{
+    const tamis_prefix_stats now = tamis_session_get_prefix_stats(session);
+    assert_int_equal(now.n_blocks, before->n_blocks);
+    assert_int_equal(now.n_blocks_alone, before->n_blocks_alone);
+    assert_int_equal(now.n_snapshots, before->n_snapshots);
+    assert_int_equal(now.n_evicted_blocks, before->n_evicted_blocks);
+    assert_int_equal(now.n_evicted_snapshots, before->n_evicted_snapshots);
+}
+
+/* Kept prefixes hold every block: they go for a good file only. */
+static void no_prefix_goes_for_a_damaged_file(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("no_prefix_goes_for_a_damaged_file", 85);
+    char *folder = test_temp_dir_make(), *path = test_path(folder, "seq");
+    tamis_session_params p = file_params(TAMIS_DTYPE_BF16);
+    p.prefix_caching = true;
+    p.num_blocks = 4;
+    test_engine e = test_engine_open(V4_DIR, &p);
+    int32_t ids[MAX_LEN];
+    tamis_error err;
+    size_t bytes = 0;
+    random_ids(&rng, e.info->vocab_size, ids, MAX_LEN);
+    const int32_t a = test_seq_new(&e);
+    test_feed(&e, a, ids, LEN, 0, NULL);
+    save(&e, a, path, 0);
+    test_seq_rollback(&e, a, 0);
+    tamis_session_drop_prefixes(e.session);
+    test_feed(&e, a, ids + 9, 300, 0, NULL);
+    test_must(tamis_seq_keep(e.session, a, &err), &err, "keep");
+    test_seq_drop(&e, a);
+    const tamis_prefix_stats before = tamis_session_get_prefix_stats(e.session);
+    assert_true(before.n_blocks_alone == 3 && before.n_snapshots == 3);
+    char *data = test_file_read(folder, "seq", &bytes), *bad = test_path(folder, "bad");
+    const int32_t b = test_seq_new(&e);
+    for (size_t n = bytes - 1; n > 0; n = n > 5000 ? n - 5000 : 0) {
+        test_file_write(folder, "bad", data, n);
+        assert_refused_by(&e, b, bad, TAMIS_STATUS_FORMAT, "byte");
+        assert_same_prefixes(e.session, &before);
+    }
+    test_must(tamis_seq_load(e.session, b, path, &err), &err, "load");
+    assert_int_equal(tamis_session_get_prefix_stats(e.session).n_evicted_blocks, 2);
+    test_seq_rollback(&e, b, 0);
+    free(data);
+    free(bad);
+    free(path);
+    test_engine_close(&e);
+    test_temp_dir_remove(folder);
+}
+
 /* Where section n begins: behind the header's checksum, then head by head. */
 static size_t section_at(const char *data, int32_t n)
 {
@@ -469,6 +520,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(flipped_bits_are_refused),
         cmocka_unit_test(cut_and_longer_files_are_refused),
+        cmocka_unit_test(no_prefix_goes_for_a_damaged_file),
         cmocka_unit_test(parts_of_two_files_do_not_mix),
         cmocka_unit_test(other_sessions_refuse),
         cmocka_unit_test(other_models_refuse),
