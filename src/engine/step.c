@@ -271,6 +271,15 @@ static void commit_lengths(tamis_session *session)
     session->hidden_of = step->n_reqs == 1 ? step->seqs[0] : -1;
 }
 
+/* Whether the running step has tokens whose rows a connector loaded: they may hold the NaN. */
+static bool has_loaded_rows(const tamis_session *session)
+{
+    for (int32_t i = 0; i < session->step.n_reqs; i++)
+        if (session->sequences[session->step.seqs[i]].n_expected > 0)
+            return true;
+    return false;
+}
+
 /* Every stage is checked as it ends, so the damage lies where the fault came up. */
 tamis_status tamis_session_tell_fault(const tamis_session *session, int32_t where, tamis_error *err)
 {
@@ -285,9 +294,10 @@ tamis_status tamis_session_tell_fault(const tamis_session *session, int32_t wher
                           "a NaN or infinity came up in the embedding or the head; no tensor there "
                           "holds one, so some weights are too large");
     return tamis_fail(err, TAMIS_STATUS_FORMAT,
-                      "a NaN or infinity came up in layer %d; no tensor there holds one, so some "
+                      "a NaN or infinity came up in layer %d; no tensor there holds one, so %ssome "
                       "weights are too large",
-                      where);
+                      where,
+                      has_loaded_rows(session) ? "rows that the connector loaded do, or " : "");
 }
 
 static tamis_status fail_run(tamis_session *session, int32_t where, tamis_error *err)

@@ -553,6 +553,37 @@ static void expected_tokens_that_have_not_come(void **state)
     test_temp_dir_remove(folder);
 }
 
+static tamis_status load_nan(void *user, const tamis_connector_step *step, int32_t layer,
+                             tamis_error *err)
+{
+    const tamis_connector_request *r = &step->requests[0];
+    (void)user, (void)err;
+    for (int32_t i = 0; r->n_expected > 0 && i < tamis_session_num_caches(step->session, layer);
+         i++) {
+        const tamis_cache_view view = tamis_session_get_cache(step->session, layer, i);
+        const int64_t at = view.is_ring ? r->seq : r->block_table[0];
+        memset(view.base + at * view.stride, 0xff, (size_t)view.row_bytes * (size_t)view.rows);
+    }
+    return TAMIS_STATUS_OK;
+}
+
+static void a_loaded_nan_is_not_blamed_on_weights(void **state)
+{
+    (void)state;
+    const tamis_session_params p = file_params(TAMIS_DTYPE_BF16);
+    test_engine e = test_engine_open(V4_DIR, &p);
+    tamis_connector_hooks hooks = tamis_connector_hooks_default();
+    hooks.wait_for_layer_load = load_nan;
+    set_hooks(&e, &hooks);
+    const int32_t ids[50] = {1, 2, 3}, seq = test_seq_new(&e);
+    expect(&e, seq, ids, 49);
+    const tamis_feed feed = {seq, ids, 1, TAMIS_LOGITS_LAST, NULL};
+    tamis_error err;
+    assert_says(tamis_session_step(e.session, &feed, 1, &err), TAMIS_STATUS_FORMAT, &err,
+                "rows that the connector loaded");
+    test_engine_close(&e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -563,6 +594,7 @@ int main(void)
         cmocka_unit_test(failures_in_a_mixed_step),
         cmocka_unit_test(a_connector_carries_sequences),
         cmocka_unit_test(expected_tokens_that_have_not_come),
+        cmocka_unit_test(a_loaded_nan_is_not_blamed_on_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
