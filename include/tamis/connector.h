@@ -78,7 +78,9 @@ TAMIS_API tamis_connector_hooks tamis_connector_hooks_default(void);
 /**
  * Hooks for all steps from now on; NULL: none. `hooks` is copied. V4: takes memory for the rows of
  * rings that a step overwrites, so that a failed one can be undone: at most max_num_batched_tokens
- * rows of every ring. errors: INVALID (struct_size), NO_MEMORY; the hooks of before stay
+ * rows of every ring. The memory plan, made before, does not count them; there must be room for them
+ * beside it. errors: INVALID (struct_size), NO_MEMORY (refused, or more than memory_limit_bytes or
+ * the system leaves: bytes needed and left); the hooks of before stay
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_set_connector(
     tamis_session *session, const tamis_connector_hooks *hooks, tamis_error *err);

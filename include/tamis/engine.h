@@ -120,7 +120,8 @@ typedef struct tamis_session_params {
 } tamis_session_params;
 TAMIS_API tamis_session_params tamis_session_params_default(void);
 
-/** What a session takes, in bytes, before it is taken. Anonymous memory unless said. */
+/** What a session takes, in bytes, before it is taken. Anonymous memory unless said. (Hooks take some
+ * more, V4: see tamis_session_set_connector.) */
 typedef struct tamis_memory_plan {
     uint64_t weights_mapped;  /* file pages, shared with the page cache; not in total */
     uint64_t weights_widened; /* already taken by the model */

@@ -145,13 +145,34 @@ tamis_status tamis_connector_end(tamis_session *session, tamis_error *err)
 
 /* ---------------------------------------------------------------- calls of the engine's user */
 
-tamis_status tamis_connector_take_journal(tamis_session *session, tamis_error *err)
+uint64_t tamis_connector_journal_bytes(const tamis_session *session)
 {
     const tamis_session_params *p = &session->params;
-    const size_t bytes = (size_t)tamis_ring_journal_bytes(
-        session->net->store, p->max_num_batched_tokens, p->max_num_seqs);
+    return tamis_ring_journal_bytes(session->net->store, p->max_num_batched_tokens,
+                                    p->max_num_seqs);
+}
+
+/* The plan that a session was opened with knows of no hooks: the journal needs room beside it. */
+static tamis_status check_room(const tamis_session *session, uint64_t bytes, tamis_error *err)
+{
+    tamis_memory_plan plan;
+    TAMIS_TRY(tamis_memory_plan_make(&plan, session->model, &session->params, err));
+    const bool is_limited = session->params.memory_limit_bytes != 0;
+    const uint64_t left = is_limited ? plan.limit - plan.total : tamis_available_memory();
+    if (bytes <= left)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_NO_MEMORY,
+                      "connector: the journal of rings needs %llu bytes, %s leaves %llu",
+                      (unsigned long long)bytes, is_limited ? "memory_limit_bytes" : "the system",
+                      (unsigned long long)left);
+}
+
+tamis_status tamis_connector_take_journal(tamis_session *session, tamis_error *err)
+{
+    const size_t bytes = (size_t)tamis_connector_journal_bytes(session);
     if (bytes == 0 || session->connector.journal != NULL)
         return TAMIS_STATUS_OK;
+    TAMIS_TRY(check_room(session, bytes, err));
     session->connector.journal = tamis_mem_alloc(TAMIS_MEM_CACHES, bytes);
     return session->connector.journal != NULL ? TAMIS_STATUS_OK
                                               : tamis_fail_memory(err, "journal of rings", bytes);

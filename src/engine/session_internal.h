@@ -95,6 +95,7 @@ tamis_status tamis_session_check_awake(const tamis_session *session, tamis_error
 /* Memory for snapshots of rings; for the rows of rings that a connector's step overwrites. None if
  * the family or the parameters need none. errors: NO_MEMORY */
 tamis_status tamis_session_take_snapshots(tamis_session *session, tamis_error *err);
+uint64_t tamis_connector_journal_bytes(const tamis_session *session);
 tamis_status tamis_connector_take_journal(tamis_session *session, tamis_error *err);
 
 /* The live sequence of that index. errors: INVALID, STATE (faulty; its first tokens are not there

@@ -74,7 +74,8 @@ tamis_status tamis_session_sleep(tamis_session *session, int32_t level, tamis_er
 static tamis_status check_available(const tamis_session *session, tamis_error *err)
 {
     const tamis_cache_store *store = session->net->store;
-    const uint64_t needed = store->block_bytes * (uint64_t)store->n_blocks +
+    const uint64_t journal = session->connector.is_set ? tamis_connector_journal_bytes(session) : 0;
+    const uint64_t needed = journal + store->block_bytes * (uint64_t)store->n_blocks +
                             store->slot_bytes * (uint64_t)store->n_slots +
                             tamis_session_snapshot_bytes(&session->params, store->history_bytes);
     const uint64_t available = tamis_available_memory();

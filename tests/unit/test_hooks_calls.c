@@ -1,6 +1,7 @@
 /*
- * What hooks and drafters of the caller may not do: every call that would change the session they
- * run in is refused without a trace, and a message without an end is cut.
+ * The limits of hooks and of drafters of the caller: every call that would change the session they
+ * run in is refused without a trace, a message without an end is cut, and what hooks take of memory
+ * keeps to the session's limit.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "engine/session_internal.h"
 #include "sequence_file_test.h"
 #include "tamis/connector.h"
 #include "tamis/speculation.h"
@@ -205,12 +207,48 @@ static void a_message_without_an_end(void **state)
     test_engine_close(&e);
 }
 
+/* ---------------------------------------------------------------- memory */
+
+/* The session with a limit of its plan and `more` bytes. */
+static tamis_status set_within(const test_engine *base, uint64_t more, tamis_error *err)
+{
+    tamis_session_params p = file_params(TAMIS_DTYPE_BF16);
+    tamis_memory_plan plan;
+    test_must(tamis_session_plan_memory(base->model, &p, &plan, err), err, "plan");
+    p.memory_limit_bytes = plan.total + more;
+    test_engine e = test_engine_share(base, &p);
+    const tamis_connector_hooks hooks = tamis_connector_hooks_default();
+    const tamis_status st = tamis_session_set_connector(e.session, &hooks, err);
+    const int32_t id = 1;
+    test_feed(&e, test_seq_new(&e), &id, 1, 0, NULL); /* works with hooks and without */
+    test_engine_close(&e);
+    return st;
+}
+
+static void the_journal_keeps_to_the_limit(void **state)
+{
+    (void)state;
+    const tamis_session_params p = file_params(TAMIS_DTYPE_BF16);
+    test_engine base = test_engine_open(V4_DIR, &p);
+    const uint64_t bytes = tamis_connector_journal_bytes(base.session);
+    tamis_error err = {TAMIS_STATUS_OK, ""};
+    assert_true(bytes > 0);
+    assert_int_equal(set_within(&base, bytes - 1, &err), TAMIS_STATUS_NO_MEMORY);
+    assert_non_null(strstr(err.text, "memory_limit_bytes leaves"));
+    test_must(set_within(&base, bytes, &err), &err, "just enough");
+    test_engine_close(&base);
+    base = test_engine_open(V32_DIR, &p);
+    test_must(set_within(&base, 0, &err), &err, "no rings");
+    test_engine_close(&base);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hooks_change_nothing),
         cmocka_unit_test(drafters_change_nothing),
         cmocka_unit_test(a_message_without_an_end),
+        cmocka_unit_test(the_journal_keeps_to_the_limit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
