@@ -44,7 +44,11 @@ static void report(hc_pass *pass, bool is_finite)
 static bool run(hc_pass *pass, tamis_job_fn fn)
 {
     atomic_init(&pass->has_fault, false);
-    tamis_team_run_sized(pass->exec->team, pass->n > 1, fn, pass);
+    const tamis_model_config *c = pass->config;
+    const int64_t sinkhorn = (int64_t)4 * c->hc_sinkhorn_iters * c->hc_mult * c->hc_mult;
+    tamis_team_run_sized(pass->exec->team,
+                         tamis_exec_is_worth_waking(pass->n, 2 * flat_width(c) + sinkhorn), fn,
+                         pass);
     return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
 }
 

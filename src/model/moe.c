@@ -233,7 +233,9 @@ static bool route(moe_pass *pass)
         tamis_linear_full(&pass->weights->gate, pass->x, pass->moe->scores, pass->n_tokens);
     tamis_linear_run(pass->exec, &job, 1);
     atomic_init(&pass->has_fault, false);
-    tamis_team_run_sized(pass->exec->team, pass->n_tokens > 1, route_thread, pass);
+    tamis_team_run_sized(pass->exec->team,
+                         tamis_exec_is_worth_waking(pass->n_tokens, 4 * num_experts(pass)),
+                         route_thread, pass);
     return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
 }
 
@@ -282,7 +284,10 @@ static void gather(moe_pass *pass)
     for (int64_t e = 0; e < num_experts(pass); e++)
         must_gather |= num_rows_of(pass->moe, e) > 1;
     if (must_gather)
-        tamis_team_run(pass->exec->team, gather_thread, pass);
+        tamis_team_run_sized(
+            pass->exec->team,
+            tamis_exec_is_worth_waking(pass->n_tokens, per_token(pass) * hidden_size(pass)),
+            gather_thread, pass);
 }
 
 /* ---------------------------------------------------------------- experts */
@@ -334,6 +339,13 @@ static void swiglu_thread(void *arg, int thread_idx, int n_threads)
                                 pass->moe->config->swiglu_limit);
 }
 
+static void run_swiglu(moe_pass *pass)
+{
+    const int64_t values = per_token(pass) * width(pass) + shared_width(pass);
+    tamis_team_run_sized(pass->exec->team, tamis_exec_is_worth_waking(pass->n_tokens, 8 * values),
+                         swiglu_thread, pass);
+}
+
 /* w2: routed outputs into rows, the shared one into y. */
 static void project_down(const moe_pass *pass)
 {
@@ -382,7 +394,7 @@ static void combine_thread(void *arg, int thread_idx, int n_threads)
 static void forward_dense(moe_pass *pass)
 {
     project_up(pass);
-    tamis_team_run_sized(pass->exec->team, pass->n_tokens > 1, swiglu_thread, pass);
+    run_swiglu(pass);
     project_down(pass);
 }
 
@@ -406,8 +418,11 @@ bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_w
     group_by_expert(&pass);
     gather(&pass);
     project_up(&pass);
-    tamis_team_run_sized(exec->team, n_tokens > 1, swiglu_thread, &pass);
+    run_swiglu(&pass);
     project_down(&pass);
-    tamis_team_run_sized(exec->team, n_tokens > 1, combine_thread, &pass);
+    tamis_team_run_sized(
+        exec->team,
+        tamis_exec_is_worth_waking(n_tokens, (per_token(&pass) + 1) * hidden_size(&pass)),
+        combine_thread, &pass);
     return true;
 }

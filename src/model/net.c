@@ -186,7 +186,8 @@ bool tamis_net_embed(const tamis_net *net, const tamis_matrix *embed, const tami
                      int32_t copies, float *out)
 {
     net_pass pass = {.net = net, .step = step, .embed = embed, .copies = copies, .out = out};
-    return run(&pass, step->n_tokens > 1, embed_thread);
+    return run(&pass, tamis_exec_is_worth_waking(step->n_tokens, 2 * net->config->hidden_size),
+               embed_thread);
 }
 
 static void norm_thread(void *arg, int thread_idx, int n_threads)
@@ -209,7 +210,8 @@ bool tamis_net_norm_rows(const tamis_net *net, const float *in, const float *nor
 {
     net_pass pass = {
         .net = net, .in = in, .norm = norm, .n_rows = n_rows, .out = out, .out_stride = out_stride};
-    return run(&pass, n_rows > 1, norm_thread);
+    return run(&pass, tamis_exec_is_worth_waking(n_rows, 2 * net->config->hidden_size),
+               norm_thread);
 }
 
 static void check_logits_thread(void *arg, int thread_idx, int n_threads)
@@ -226,7 +228,8 @@ bool tamis_net_head(const tamis_net *net, const tamis_matrix *head, const tamis_
     net_pass pass = {.net = net, .step = step};
     const tamis_linear_job job = tamis_linear_full(head, net->head_x, step->logits, step->n_logits);
     tamis_linear_run(&net->exec, &job, 1);
-    return run(&pass, step->n_tokens > 1, check_logits_thread);
+    return run(&pass, tamis_exec_is_worth_waking(step->n_logits, net->config->vocab_size / 8),
+               check_logits_thread);
 }
 
 void tamis_net_keep_rows(void *data, size_t row_bytes, const int32_t *rows, int32_t n_rows)

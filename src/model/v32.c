@@ -165,7 +165,10 @@ static void residual_thread(void *arg, int thread_idx, int n_threads)
 static bool run(v32_pass *pass)
 {
     atomic_init(&pass->has_fault, false);
-    tamis_team_run_sized(pass->v32->base.exec.team, pass->n_rows > 1, residual_thread, pass);
+    const tamis_net *net = &pass->v32->base;
+    tamis_team_run_sized(net->exec.team,
+                         tamis_exec_is_worth_waking(pass->n_rows, 2 * net->config->hidden_size),
+                         residual_thread, pass);
     return !atomic_load_explicit(&pass->has_fault, memory_order_relaxed);
 }
 

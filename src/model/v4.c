@@ -232,7 +232,10 @@ static int32_t enter_mtp(tamis_v4 *v4, const tamis_net_step *step)
         tamis_linear_full(&w->h_proj, v4->normed, v4->streams, n_rows)};
     tamis_linear_run(&net->exec, jobs, 2);
     mtp_pass pass = {v4, n_tokens};
-    tamis_team_run_sized(net->exec.team, n_tokens > 1, add_embedding_thread, &pass);
+    tamis_team_run_sized(net->exec.team,
+                         tamis_exec_is_worth_waking(n_tokens, (int64_t)net->config->hc_mult *
+                                                                  net->config->hidden_size),
+                         add_embedding_thread, &pass);
     return TAMIS_NET_FINE;
 }
 

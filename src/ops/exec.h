@@ -18,6 +18,14 @@ typedef struct tamis_exec {
  */
 #define TAMIS_EXEC_SMALL_PASS INT64_C(500000)
 
+/* The same for passes over rows (norms, rotations, sums), which take about a cycle per value. */
+#define TAMIS_EXEC_SMALL_VALUES INT64_C(16384)
+
+static inline bool tamis_exec_is_worth_waking(int64_t n_rows, int64_t values_per_row)
+{
+    return n_rows > 1 && n_rows * values_per_row > TAMIS_EXEC_SMALL_VALUES;
+}
+
 static inline float *tamis_exec_scratch(const tamis_exec *exec, int thread_idx)
 {
     return exec->scratch + (size_t)thread_idx * exec->scratch_floats;

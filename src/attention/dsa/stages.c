@@ -111,7 +111,11 @@ static void prepare_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_dsa_prepare_inputs(tamis_dsa_call *call)
 {
-    tamis_team_run_sized(call->exec.team, call->plan->step.n_tokens > 1, prepare_thread, call);
+    const tamis_dsa_config *c = call->config;
+    tamis_team_run_sized(
+        call->exec.team,
+        tamis_exec_is_worth_waking(call->plan->step.n_tokens, 2 * (c->q_lora_rank + c->head_dim)),
+        prepare_thread, call);
 }
 
 /* ---------------------------------------------------------------- rows and queries */
@@ -169,8 +173,11 @@ static void close_and_rotate_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call)
 {
+    const tamis_dsa_config *c = call->config;
     const int32_t n_rows = call->has_compressor ? call->kind->rows.n : 0;
-    tamis_team_run_sized(call->exec.team, call->plan->step.n_tokens + n_rows > 1,
+    tamis_team_run_sized(call->exec.team,
+                         tamis_exec_is_worth_waking(call->plan->step.n_tokens + n_rows,
+                                                    (int64_t)2 * c->num_heads * c->head_dim),
                          close_and_rotate_thread, call);
 }
 
@@ -272,5 +279,8 @@ static void keep_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_dsa_keep_history(tamis_dsa_call *call)
 {
-    tamis_team_run_sized(call->exec.team, call->plan->step.n_tokens > 1, keep_thread, call);
+    const tamis_dsa_config *c = call->config;
+    tamis_team_run_sized(call->exec.team,
+                         tamis_exec_is_worth_waking(call->plan->step.n_tokens, 4 * c->head_dim),
+                         keep_thread, call);
 }

@@ -114,7 +114,11 @@ static void store_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_sfa_store_rows(tamis_sfa_call *call)
 {
-    tamis_team_run_sized(call->exec.team, call->plan->step.n_tokens > 1, store_thread, call);
+    const tamis_sfa_config *c = call->config;
+    const int64_t values = c->q_lora_rank + tamis_sfa_row_values(c) + c->index_head_dim;
+    tamis_team_run_sized(call->exec.team,
+                         tamis_exec_is_worth_waking(call->plan->step.n_tokens, 2 * values),
+                         store_thread, call);
 }
 
 /* ---------------------------------------------------------------- queries */
@@ -151,7 +155,12 @@ static void rotate_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_sfa_rotate_queries(tamis_sfa_call *call)
 {
-    tamis_team_run_sized(call->exec.team, call->plan->step.n_tokens > 1, rotate_thread, call);
+    const tamis_sfa_config *c = call->config;
+    const int64_t heads = c->num_heads + c->index_n_heads;
+    tamis_team_run_sized(
+        call->exec.team,
+        tamis_exec_is_worth_waking(call->plan->step.n_tokens, 2 * heads * c->qk_rope_head_dim),
+        rotate_thread, call);
 }
 
 /* ---------------------------------------------------------------- selection and attention */
