@@ -392,7 +392,7 @@ int main(void)
     uint32_t sum = 0, bits;
     for (int i = 0; i < N; i++)
         for (int32_t j = 0; j < (requests[i].n_total - 1) * HIDDEN; j++)
-            sum = sum * 31 + (memcpy(&bits, &requests[i].out[0][j], 4), bits);
+            sum = sum * 31 + (memcpy(&bits, &requests[i].out[j / HIDDEN][j % HIDDEN], 4), bits);
     if (st == TAMIS_STATUS_OK)
         printf("%d guesses, %d right; checksum of the outputs' bits: %08" PRIx32 "\n", e.n_guessed,
                e.n_right, sum);
