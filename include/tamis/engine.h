@@ -198,8 +198,9 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_fork(tamis_session *session, i
  * Save a sequence to a file, so that another session of the same model, in this or another process,
  * goes on with the same bits. The file appears under `path` complete or not at all: whoever kills
  * the process leaves the old file, the new one, or none (and at most a temporary one beside it,
- * PATH.XXXXXX). A symbolic link stays: the file it leads to is replaced. It holds rows of the caches and, with prefix_caching, the token ids: like the text
- * itself it should be read by its owner only, and is created so.
+ * PATH.XXXXXX). A symbolic link stays: the file it leads to is replaced. The file holds rows of the
+ * caches and, with prefix_caching, the token ids: like the text itself it should be read by its
+ * owner only, and is created so.
  * errors: INVALID (no such sequence, an empty path), STATE (faulty), IO (no space, no such folder,
  * a link to nothing, ...: nothing is left behind), NO_MEMORY (about twice the rows of one block)
  */

@@ -16,7 +16,8 @@
 
 typedef struct meddler {
     tamis_session *session;
-    tamis_spec *spec;
+    tamis_spec *spec; /* NULL: none runs */
+    tamis_sampler *sampler;
     const char *path; /* a saved sequence */
     int32_t busy;     /* a sequence of the running step */
     int32_t idle;     /* an empty one */
@@ -69,8 +70,11 @@ static void try_everything(meddler *m)
     REFUSED(tamis_session_sleep(s, 1, &err));
     REFUSED(tamis_session_wake(s, &err));
     REFUSED(tamis_spec_open(&spec, s, m->idle, &p, &err));
-    if (m->spec != NULL)
+    if (m->spec != NULL) {
+        int32_t tokens[TAMIS_MAX_DRAFT + 1], n = -7;
         REFUSED(tamis_spec_prompt(m->spec, &id, 1, &err));
+        REFUSED(tamis_spec_next(m->spec, m->sampler, 1, tokens, &n, &err));
+    }
     tamis_session_drop_prefixes(s);
     assert_int_equal(tamis_session_get_prefix_stats(s).n_blocks, n_blocks);
     tamis_session_close(&s);
@@ -124,7 +128,7 @@ static void check_calls(const char *dir)
     int32_t ids[MAX_LEN], copy = 0;
     random_ids(&rng, vocab, ids, MAX_LEN);
     float *want = test_logits_of(&e, ids, 150, 0), *seen = calloc((size_t)(150 * vocab), 4);
-    meddler m = {e.session, NULL, path, test_seq_new(&e), test_seq_new(&e), 0};
+    meddler m = {e.session, NULL, NULL, path, test_seq_new(&e), test_seq_new(&e), 0};
     test_feed(&e, m.busy, ids, 135, 0, NULL);
     save(&e, m.busy, path, 0);
     const tamis_connector_hooks hooks = hooks_of(&m);
@@ -159,7 +163,7 @@ static void drafters_change_nothing(void **state)
     p.prefix_caching = true;
     test_engine e = test_engine_open(V4_DIR, &p);
     const int32_t ids[] = {5, 6, 7};
-    meddler m = {e.session, NULL, path, test_seq_new(&e), test_seq_new(&e), 0};
+    meddler m = {e.session, NULL, NULL, path, test_seq_new(&e), test_seq_new(&e), 0};
     tamis_spec_params params = tamis_spec_params_default();
     params.drafter = TAMIS_DRAFTER_CUSTOM;
     params.fn = in_drafter;
@@ -169,6 +173,7 @@ static void drafters_change_nothing(void **state)
     tamis_error err;
     int32_t tokens[TAMIS_MAX_DRAFT + 1], n = 0;
     test_must(tamis_sampler_open(&sampler, e.info->vocab_size, &plain, &err), &err, "sampler");
+    m.sampler = sampler;
     test_must(tamis_spec_open(&m.spec, e.session, m.busy, &params, &err), &err, "spec");
     test_must(tamis_spec_prompt(m.spec, ids, 3, &err), &err, "prompt");
     for (int i = 0; i < 3; i++)
