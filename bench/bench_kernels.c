@@ -250,9 +250,10 @@ typedef struct index_arg {
 static void run_index(const tamis_kernels *kernels, void *arg, int run)
 {
     const index_arg *a = arg;
+    const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_BF16, INDEX_DIM);
     for (int64_t j = 0; j < KEYS; j += 64)
         kernels->index_score(a->scores + j, a->panels, a->weights, INDEX_HEADS, INDEX_DIM,
-                             a->keys + j * INDEX_DIM * 2, TAMIS_DTYPE_BF16, INDEX_DIM * 2, 64,
+                             a->keys + j * INDEX_DIM * 2, &format, INDEX_DIM * 2, 64,
                              a->scratch);
 }
 
@@ -294,6 +295,7 @@ typedef struct attn_arg {
 static void run_attention(const tamis_kernels *kernels, void *arg, int run)
 {
     attn_arg *a = arg;
+    const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_BF16, (int32_t)a->head_dim);
     for (int64_t h = 0; h < a->n_heads; h++) {
         a->m[h] = -__builtin_inff();
         a->l[h] = 0;
@@ -301,8 +303,8 @@ static void run_attention(const tamis_kernels *kernels, void *arg, int run)
     memset(a->o, 0, (size_t)(a->n_heads * a->value_dim) * 4);
     for (int64_t first = 0; first < a->n_rows; first += TAMIS_ATTN_CHUNK) {
         kernels->attn_chunk(a->m_c, a->l_c, a->o_c, a->value_dim, a->panels, a->n_heads,
-                            a->head_dim, a->value_dim, a->rows + first, TAMIS_DTYPE_BF16,
-                            TAMIS_ATTN_CHUNK, 0.04f, a->scratch);
+                            a->head_dim, a->value_dim, a->rows + first, &format,
+                            TAMIS_ATTN_CHUNK, 0.04f, false, a->scratch);
         kernels->attn_merge(a->m, a->l, a->o, a->value_dim, a->m_c, a->l_c, a->o_c, a->value_dim,
                             a->n_heads, a->value_dim);
     }

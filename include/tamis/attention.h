@@ -11,7 +11,7 @@
 #ifndef TAMIS_ATTENTION_H
 #define TAMIS_ATTENTION_H
 
-#include "tamis/base.h"
+#include "tamis/rows.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,7 +31,15 @@ typedef struct tamis_rope_config {
 
 typedef struct tamis_cache_params {
     size_t struct_size;
-    tamis_dtype kv_cache_dtype; /* rows that attention and indexer read: BF16 (default) or F32 */
+    tamis_profile profile;      /* whose arithmetic the layers over these caches have; default exact */
+    /* rows that attention reads; AUTO (default): the first of
+     * exact     BF16 or F32, index keys the same
+     * official  F8_E4M3: V4 584-byte rows, index keys FP4; V3.2, GLM 656-byte rows (FlashMLA's),
+     *           index keys FP8
+     * ascend    BF16; V4 also F8_E4M3 (A5's 640-byte rows), V3.2 and GLM I8 (Ascend's 656-byte
+     *           rows); index keys int8
+     * tamis/rows.h describes the rows */
+    tamis_dtype kv_cache_dtype;
     int32_t block_tokens;       /* raw tokens per block, default 256; V4: a multiple of 128 */
     int32_t num_blocks;         /* including block 0, the null block, which no table should own;
                                    default 2: one that can be used */

@@ -75,13 +75,39 @@ typedef enum tamis_dtype {
     TAMIS_DTYPE_I8,
     TAMIS_DTYPE_U8,
     TAMIS_DTYPE_BOOL,
-    TAMIS_NUM_DTYPES
+    TAMIS_DTYPE_I4, /* two rows per byte: low nibble = even row, signed */
+    TAMIS_NUM_DTYPES,
+    TAMIS_DTYPE_AUTO = TAMIS_NUM_DTYPES /* where it is allowed: what the profile prefers */
 } tamis_dtype;
 
-/** Name as safetensors spells it ("BF16", "F8_E4M3"; "F4_E2M1" is ours), never NULL. */
+/** Name as safetensors spells it ("BF16", "F8_E4M3"; "F4_E2M1", "I4" are ours), never NULL. */
 TAMIS_API const char *tamis_dtype_name(tamis_dtype dtype);
-/** Bits of one element (4 for F4_E2M1). */
+/** Bits of one element (4 for F4_E2M1 and I4). */
 TAMIS_API int tamis_dtype_bits(tamis_dtype dtype);
+
+/**
+ * Whose arithmetic a model is run with. docs/numerics.md has the table: profile x stage x stored type.
+ */
+typedef enum tamis_profile {
+    TAMIS_PROFILE_EXACT = 0, /* weights dequantised exactly, f32 between the caches */
+    TAMIS_PROFILE_OFFICIAL,  /* the vendor's rounding points: BF16 between stages, FP8 activations, FP8
+                                cache rows, Hadamard and FP4 (V4) or FP8 (V3.2, GLM) of the indexer */
+    TAMIS_PROFILE_ASCEND,    /* vllm-ascend's: W8A8 with integer sums, int8 indexer, BF16 between stages */
+    TAMIS_NUM_PROFILES
+} tamis_profile;
+
+/** "exact", "official", "ascend"; "?" for others. */
+TAMIS_API const char *tamis_profile_name(tamis_profile profile);
+/** TAMIS_NUM_PROFILES if there is none of that name, or name is NULL. */
+TAMIS_API tamis_profile tamis_profile_find(const char *name);
+
+/** How the input of an I8 weight is quantised when that is fixed in the checkpoint (W8A8 static). */
+typedef struct tamis_static_quant {
+    float input_scale;         /* above 0 */
+    float input_offset;        /* an integer, -128..127 */
+    const float *deq_scale;    /* [rows] input_scale * weight scale */
+    const int32_t *quant_bias; /* [rows] added to the integer sum, within +-2^30 */
+} tamis_static_quant;
 
 /**
  * A [rows][cols] weight exactly as a checkpoint stores it; y = W x, W row-major, one output per row.
@@ -91,14 +117,15 @@ TAMIS_API int tamis_dtype_bits(tamis_dtype dtype);
  * any alignment. Last blocks of a row or column may be short.
  */
 typedef struct tamis_matrix {
-    tamis_dtype dtype; /* F32, BF16, F16, F8_E4M3 or F4_E2M1 */
+    tamis_dtype dtype; /* F32, BF16, F16, F8_E4M3, F4_E2M1; I8, I4 with an F32 scale per row */
     int64_t rows, cols;
     const void *data;
-    int64_t row_bytes;          /* distance of two rows */
+    int64_t row_bytes;          /* distance of two rows; I4: of two pairs of rows */
     const void *scale;          /* NULL: no scale */
     tamis_dtype scale_dtype;    /* F8_E8M0 or F32 */
     int32_t block_rows, block_cols;
     int64_t scale_row_bytes;    /* distance of two rows of the scale grid */
+    const tamis_static_quant *input; /* I8: NULL if each token's input gets its own scale */
 } tamis_matrix;
 
 /* ---------------------------------------------------------------- CPU level and log */

@@ -35,6 +35,7 @@
 #define TAMIS_CONNECTOR_H
 
 #include "tamis/engine.h"
+#include "tamis/rows.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -117,8 +118,7 @@ typedef struct tamis_cache_view {
     const char *name; /* V4: "window", "state", "index_state" (rings), "ckv", "index_key"; V3.2,
                          GLM: "latent", "index_key" */
     bool is_ring;
-    tamis_dtype dtype;
-    int32_t values_per_row;
+    tamis_row_format format; /* how a row is coded */
     int32_t rows; /* of a block, or of the ring */
     int32_t tokens_per_row;
     int64_t row_bytes;

@@ -126,16 +126,15 @@ TAMIS_API int32_t tamis_dsa_caches_rollback_floor(const tamis_dsa_caches *caches
 typedef struct tamis_dsa_plan tamis_dsa_plan;
 
 /**
- * Bytes a plan takes for these layers, its workspace included, if the caches have num_slots as many
- * as max_num_seqs. Not in them, as the caches are not known here: 8 for each of the caches'
+ * Bytes a plan takes for these layers and cache parameters (block_tokens, profile, kv_cache_dtype), its
+ * workspace included, if the caches have num_slots as many as max_num_seqs. Not in them, as the caches are not known here: 8 for each of the caches'
  * num_blocks and 4 for each slot beyond, which tamis_dsa_plan_open takes on top; whoever needs the
  * exact sum adds them.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers,
                                                                int32_t n_layers,
                                                                const tamis_plan_params *params,
-                                                               tamis_dtype kv_cache_dtype,
-                                                               int32_t block_tokens,
+                                                               const tamis_cache_params *caches,
                                                                uint64_t *bytes, tamis_error *err);
 /**
  * A plan for these layers and caches: everything that is computed once per step and shared by all

@@ -43,6 +43,7 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_model_open(tamis_model **out, cons
 /** What may be chosen when a folder is opened. */
 typedef struct tamis_model_params {
     size_t struct_size;
+    tamis_profile profile; /* whose arithmetic; default exact */
     /*
      * IndexCache: layers that use the selection of the nearest earlier layer that makes one, run no
      * indexer and keep no index keys. Either of the two replaces what config.json says, in its own
@@ -66,7 +67,7 @@ TAMIS_API void tamis_model_close(tamis_model **model);
 
 typedef struct tamis_model_info {
     const char *family; /* model_type: "deepseek_v4", "deepseek_v32", "glm_moe_dsa" */
-    const char *profile; /* "exact" */
+    const char *profile; /* "exact", "official", "ascend" */
     int32_t vocab_size, hidden_size, num_hidden_layers, max_position_embeddings;
     int32_t bos_token_id; /* config.json; -1: none */
     int32_t eos_token_ids[TAMIS_MAX_EOS];
@@ -103,7 +104,7 @@ typedef struct tamis_session_params {
     int32_t max_num_seqs;           /* default 1 */
     int32_t max_num_batched_tokens; /* tokens per step, default 512; lowered to what all sequences hold */
     int32_t max_num_logits;         /* logits rows per step; 0 (default): max_num_seqs */
-    tamis_dtype kv_cache_dtype;     /* BF16 (default) or F32 */
+    tamis_dtype kv_cache_dtype;     /* as in tamis_cache_params; AUTO (default): the profile's first */
     int32_t num_blocks;             /* 0: enough for max_num_seqs sequences of max_model_len */
     int32_t block_tokens;           /* a multiple of 128, default 256 */
     int32_t max_rollback;           /* V4: tokens that may be taken back at least, default 8. Other

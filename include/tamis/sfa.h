@@ -118,14 +118,15 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_caches_copy_block(tamis_sfa_ca
 typedef struct tamis_sfa_plan tamis_sfa_plan;
 
 /**
- * Bytes a plan takes for these layers, its workspace included. Not in them, as the caches are not
+ * Bytes a plan takes for these layers and cache parameters (block_tokens, profile), its workspace
+ * included. Not in them, as the caches are not
  * known here: 8 for each of the caches' num_blocks, which tamis_sfa_plan_open takes on top; whoever
  * needs the exact sum adds 8 * num_blocks.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_measure(const tamis_sfa_config *layers,
                                                                int32_t n_layers,
                                                                const tamis_plan_params *params,
-                                                               int32_t block_tokens,
+                                                               const tamis_cache_params *caches,
                                                                uint64_t *bytes, tamis_error *err);
 /** A plan for these layers and caches. Nothing is allocated after this call. */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_sfa_plan_open(tamis_sfa_plan **out,

@@ -6,6 +6,7 @@
 #include "tamis/connector.h"
 #include "tamis/dsa.h"
 #include "tamis/engine.h"
+#include "tamis/rows.h"
 #include "tamis/sampler.h"
 #include "tamis/sfa.h"
 #include "tamis/speculation.h"

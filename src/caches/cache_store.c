@@ -17,7 +17,7 @@ int32_t tamis_cache_ring_rows(int32_t align, int32_t lead, int32_t max_rollback)
 static void describe_one(tamis_cache *cache, const tamis_cache_desc *desc, int32_t pad_bytes)
 {
     cache->desc = *desc;
-    cache->row_bytes = (int64_t)desc->values_per_row * tamis_dtype_bits(desc->dtype) / 8;
+    cache->row_bytes = desc->format.row_bytes;
     cache->stride = tamis_round_up(desc->rows * cache->row_bytes, CACHE_ALIGN) +
                     (desc->life == TAMIS_CACHE_PAGED ? pad_bytes : 0);
 }

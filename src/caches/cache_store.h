@@ -7,19 +7,18 @@
  *           addresses every paged cache; block 0 is the null block, zero and owned by nobody
  *   ring    base + slot * stride holds `rows` rows; the row of position p is p % rows
  *
- * A later tiled or planar layout (int8 keys with scales apart) is one more description.
+ * How a row is coded (floats, packed FP8, FP4 or int8 with scales) is data of its format.
  */
 #ifndef TAMIS_CACHES_CACHE_STORE_H
 #define TAMIS_CACHES_CACHE_STORE_H
 
-#include "tamis/base.h"
+#include "tamis/rows.h"
 
 typedef enum tamis_cache_life { TAMIS_CACHE_PAGED = 0, TAMIS_CACHE_RING } tamis_cache_life;
 
 typedef struct tamis_cache_desc {
     tamis_cache_life life;
-    tamis_dtype dtype;
-    int32_t values_per_row;
+    tamis_row_format format;
     int32_t rows; /* per block, or of the ring */
     /* ring: continuing at position n reads positions >= n / align * align - lead */
     int32_t align, lead;

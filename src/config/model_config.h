@@ -72,6 +72,8 @@ typedef struct tamis_model_config {
     int32_t hc_mult, hc_sinkhorn_iters;
     float hc_eps;
 
+    tamis_profile profile; /* not of the file: what the model was opened with */
+
     /* number formats as announced; the tensors decide */
     bool has_quantization;
     int32_t weight_block_rows, weight_block_cols; /* 128, 128 */

@@ -1,4 +1,6 @@
-/* Names and sizes of data types. */
+/* Names and sizes of data types, names of profiles. */
+#include <string.h>
+
 #include "tamis/base.h"
 
 static const struct {
@@ -12,6 +14,7 @@ static const struct {
     [TAMIS_DTYPE_I64] = {"I64", 64},         [TAMIS_DTYPE_I32] = {"I32", 32},
     [TAMIS_DTYPE_I16] = {"I16", 16},         [TAMIS_DTYPE_I8] = {"I8", 8},
     [TAMIS_DTYPE_U8] = {"U8", 8},            [TAMIS_DTYPE_BOOL] = {"BOOL", 8},
+    [TAMIS_DTYPE_I4] = {"I4", 4},
 };
 
 static bool is_known(tamis_dtype dtype)
@@ -21,10 +24,27 @@ static bool is_known(tamis_dtype dtype)
 
 const char *tamis_dtype_name(tamis_dtype dtype)
 {
+    if (dtype == TAMIS_DTYPE_AUTO)
+        return "AUTO";
     return is_known(dtype) ? dtypes[dtype].name : "unknown";
 }
 
 int tamis_dtype_bits(tamis_dtype dtype)
 {
     return is_known(dtype) ? dtypes[dtype].bits : 0;
+}
+
+static const char *const profiles[TAMIS_NUM_PROFILES] = {"exact", "official", "ascend"};
+
+const char *tamis_profile_name(tamis_profile profile)
+{
+    return (unsigned)profile < (unsigned)TAMIS_NUM_PROFILES ? profiles[profile] : "?";
+}
+
+tamis_profile tamis_profile_find(const char *name)
+{
+    int i = 0;
+    while (i < TAMIS_NUM_PROFILES && (name == NULL || strcmp(name, profiles[i]) != 0))
+        i++;
+    return (tamis_profile)i;
 }

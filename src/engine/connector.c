@@ -275,8 +275,7 @@ tamis_cache_view tamis_session_get_cache(const tamis_session *session, int32_t l
     const bool is_ring = d->life == TAMIS_CACHE_RING;
     return (tamis_cache_view){.name = session->net->layer_caches->role_names[role],
                               .is_ring = is_ring,
-                              .dtype = d->dtype,
-                              .values_per_row = d->values_per_row,
+                              .format = d->format,
                               .rows = d->rows,
                               .tokens_per_row =
                                   is_ring ? 1 : session->params.block_tokens / d->rows,

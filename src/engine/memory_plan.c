@@ -28,7 +28,7 @@ tamis_session_params tamis_session_params_default(void)
                                   .n_threads = num_cpus(),
                                   .max_num_seqs = 1,
                                   .max_num_batched_tokens = 512,
-                                  .kv_cache_dtype = TAMIS_DTYPE_BF16,
+                                  .kv_cache_dtype = TAMIS_DTYPE_AUTO,
                                   .block_tokens = 256,
                                   .max_rollback = 8,
                                   .max_snapshots = 16};
@@ -36,7 +36,8 @@ tamis_session_params tamis_session_params_default(void)
 
 /* ---------------------------------------------------------------- parameters */
 
-static tamis_status check_ranges(const tamis_session_params *p, tamis_error *err)
+static tamis_status check_ranges(const tamis_session_params *p, tamis_profile profile,
+                                 tamis_error *err)
 {
     const struct {
         const char *name;
@@ -65,7 +66,9 @@ static tamis_status check_ranges(const tamis_session_params *p, tamis_error *err
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "session: num_blocks is 1, must be 0 or at least 2 (block 0 holds "
                           "nothing)");
-    if (p->kv_cache_dtype != TAMIS_DTYPE_BF16 && p->kv_cache_dtype != TAMIS_DTYPE_F32)
+    const bool is_float =
+        p->kv_cache_dtype == TAMIS_DTYPE_BF16 || p->kv_cache_dtype == TAMIS_DTYPE_F32;
+    if (profile == TAMIS_PROFILE_EXACT && !is_float)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "session: kv_cache_dtype is %s, allowed BF16, F32",
                           tamis_dtype_name(p->kv_cache_dtype));
@@ -95,7 +98,10 @@ tamis_status tamis_session_params_resolve(tamis_session_params *out, const tamis
 {
     tamis_session_params p = *params;
     const int32_t model_len = model->info.max_position_embeddings;
-    TAMIS_TRY(check_ranges(&p, err));
+    if (p.kv_cache_dtype == TAMIS_DTYPE_AUTO)
+        p.kv_cache_dtype = model->config.profile == TAMIS_PROFILE_OFFICIAL ? TAMIS_DTYPE_F8_E4M3
+                                                                           : TAMIS_DTYPE_BF16;
+    TAMIS_TRY(check_ranges(&p, model->config.profile, err));
     TAMIS_TRY(check_mtp(model, &p, err));
     if (p.max_model_len > model_len)
         return tamis_fail(err, TAMIS_STATUS_LIMIT,
@@ -131,10 +137,11 @@ int32_t tamis_session_table_width(const tamis_session_params *p)
     return (int32_t)tamis_ceil_div(p->max_model_len, p->block_tokens);
 }
 
-tamis_net_params tamis_session_net_params(const tamis_session_params *p)
+tamis_net_params tamis_session_net_params(const tamis_model *model, const tamis_session_params *p)
 {
     tamis_cache_params cache = tamis_cache_params_default();
     tamis_plan_params plan = tamis_plan_params_default();
+    cache.profile = model->config.profile;
     cache.kv_cache_dtype = p->kv_cache_dtype;
     cache.block_tokens = p->block_tokens;
     cache.num_blocks = p->num_blocks;
@@ -152,7 +159,7 @@ tamis_net_params tamis_session_net_params(const tamis_session_params *p)
 tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *model,
                                     const tamis_session_params *params, tamis_error *err)
 {
-    const tamis_net_params net_params = tamis_session_net_params(params);
+    const tamis_net_params net_params = tamis_session_net_params(model, params);
     tamis_net_bytes net;
     size_t tables, logits;
     TAMIS_TRY(tamis_net_measure(&model->config, model->weights, &net_params, &net, err));

@@ -14,7 +14,8 @@
 tamis_status tamis_session_params_resolve(tamis_session_params *out, const tamis_model *model,
                                           const tamis_session_params *params, tamis_error *err);
 /* The view of resolved parameters that the network takes. */
-tamis_net_params tamis_session_net_params(const tamis_session_params *params);
+tamis_net_params tamis_session_net_params(const tamis_model *model,
+                                          const tamis_session_params *params);
 /* Bytes of all snapshots of the rings' history, history_bytes each; 0 without prefix_caching. */
 uint64_t tamis_session_snapshot_bytes(const tamis_session_params *params, uint64_t history_bytes);
 /* Blocks of a sequence of max_model_len. */

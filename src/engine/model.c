@@ -53,7 +53,7 @@ static void fill_info(tamis_model *model)
 {
     const tamis_model_config *c = &model->config;
     model->info = (tamis_model_info){.family = c->family_name,
-                                     .profile = "exact",
+                                     .profile = tamis_profile_name(c->profile),
                                      .vocab_size = c->vocab_size,
                                      .hidden_size = c->hidden_size,
                                      .num_hidden_layers = c->num_hidden_layers,
@@ -82,6 +82,7 @@ static tamis_status open_parts(tamis_model *model, const char *dir,
                                const tamis_model_params *params, tamis_error *err)
 {
     TAMIS_TRY(tamis_model_config_read(&model->config, dir, err));
+    model->config.profile = params->profile;
     TAMIS_TRY(tamis_checkpoint_open(&model->checkpoint, dir, err));
     TAMIS_TRY(set_sharing(model, params, err));
     TAMIS_TRY(tamis_model_weights_bind(&model->weights, model->checkpoint, &model->config, err));
@@ -110,6 +111,9 @@ tamis_status tamis_model_open_with(tamis_model **out, const char *dir,
     if (params->struct_size != sizeof *params)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "model: struct_size is %zu, must be %zu",
                           params->struct_size, sizeof *params);
+    if ((unsigned)params->profile >= (unsigned)TAMIS_NUM_PROFILES)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "model: profile is %d, allowed 0..%d",
+                          (int)params->profile, TAMIS_NUM_PROFILES - 1);
     TAMIS_TRY(tamis_cpu_check_environment(err));
     tamis_model *model = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *model);
     if (model == NULL)
@@ -154,6 +158,7 @@ static tamis_status cache_bytes(const tamis_model *model, tamis_dtype dtype, uin
 {
     tamis_net_params params = {tamis_cache_params_default(), tamis_plan_params_default(), 1, false};
     tamis_net_bytes bytes = {0};
+    params.cache.profile = model->config.profile;
     params.cache.kv_cache_dtype = dtype;
     TAMIS_TRY(tamis_net_measure(&model->config, model->weights, &params, &bytes, err));
     *per_token = bytes.caches.per_block / (uint64_t)params.cache.block_tokens;

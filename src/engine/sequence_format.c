@@ -217,8 +217,8 @@ static void fill_header(uint8_t *bytes, const tamis_sequence_kin *kin,
     memcpy(bytes, &header, sizeof header);
     for (int32_t i = 0; i < store->n_caches; i++) {
         const tamis_cache_desc *d = &store->caches[i].desc;
-        const file_cache cache = {(int32_t)d->life, (int32_t)d->dtype, d->values_per_row,
-                                  rows_in_file(d),  d->align,          d->lead};
+        const file_cache cache = {(int32_t)d->life, (int32_t)d->format.dtype,
+                                  d->format.num_values, rows_in_file(d),  d->align,          d->lead};
         memcpy(at, &cache, sizeof cache);
         at += sizeof cache;
     }
@@ -339,14 +339,14 @@ static tamis_status check_caches(const tamis_sequence_reader *r, const file_head
         const tamis_cache_desc *d = &r->store->caches[i].desc;
         const file_cache *c = &caches[i];
         const int32_t rows = rows_in_file(d);
-        if (c->life != (int32_t)d->life || c->dtype != (int32_t)d->dtype ||
-            c->values_per_row != d->values_per_row || c->rows != rows || c->align != d->align ||
+        if (c->life != (int32_t)d->life || c->dtype != (int32_t)d->format.dtype ||
+            c->values_per_row != d->format.num_values || c->rows != rows || c->align != d->align ||
             c->lead != d->lead)
             return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
                               "%s: cache %d has life %d, dtype %d, %d values in a row, %d rows, "
                               "align %d, lead %d, allowed %d, %d, %d, %d, %d, %d (this session's)",
                               r->file.path, i, c->life, c->dtype, c->values_per_row, c->rows,
-                              c->align, c->lead, (int)d->life, (int)d->dtype, d->values_per_row,
+                              c->align, c->lead, (int)d->life, (int)d->format.dtype, d->format.num_values,
                               rows, d->align, d->lead);
     }
     return TAMIS_STATUS_OK;

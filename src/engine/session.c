@@ -140,7 +140,7 @@ static tamis_status open_parts(tamis_session *session, tamis_error *err)
 {
     const tamis_model *model = session->model;
     const tamis_session_params *p = &session->params;
-    const tamis_net_params net_params = tamis_session_net_params(p);
+    const tamis_net_params net_params = tamis_session_net_params(model, p);
     TAMIS_TRY(take_workspace(session, err));
     TAMIS_TRY(tamis_block_pool_open(&session->pool, p->num_blocks, p->block_order_seed, err));
     TAMIS_TRY(tamis_net_open(&session->net, &model->config, model->weights, &net_params, err));

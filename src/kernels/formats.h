@@ -90,6 +90,43 @@ static inline float tamis_f4_e2m1_to_f32(uint8_t nibble)
     return value[nibble & 15];
 }
 
+/* Round to nearest even, to 448 at most; NaN gives the NaN code. */
+static inline uint8_t tamis_f32_to_f8_e4m3(float x)
+{
+    const uint32_t bits = tamis_bits_of(x);
+    const uint32_t sign = bits >> 24 & 0x80u, rest = bits & 0x7fffffffu;
+    if (rest > 0x7f800000u)
+        return (uint8_t)(sign | 0x7fu);
+    if (rest < 0x3c800000u) /* below 2^-6: steps of 2^-9, rounded by the ulp of 2^14 */
+        return (uint8_t)(sign | (tamis_bits_of(tamis_float_of(rest) + 0x1p+14f) - 0x46800000u));
+    const uint32_t code = (rest - 0x3c000000u + 0x7ffffu + (rest >> 20 & 1u)) >> 20;
+    return (uint8_t)(sign | (code > 0x7eu ? 0x7eu : code));
+}
+
+/* Code of the nearest of 0 .5 1 1.5 2 3 4 6, ties to the even code; NaN gives 0. */
+static inline uint8_t tamis_f32_to_f4_e2m1(float x)
+{
+    const float a = fabsf(x);
+    const int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
+                     (a >= 3.5f) + (a > 5.0f);
+    return (uint8_t)(code | (int)(tamis_bits_of(x) >> 28 & 8u));
+}
+
+/* The smallest power of two that is at least v > 0, from the bits of v; 2^-126 for subnormals. */
+static inline float tamis_pow2_ceil(float v)
+{
+    const uint32_t bits = tamis_bits_of(v);
+    return tamis_float_of(((bits >> 23) + ((bits & 0x7fffffu) != 0)) << 23);
+}
+
+/* Nearest integer, ties to even, within -limit_low .. limit_high; NaN gives 0. */
+static inline int32_t tamis_round_within(float x, int32_t low, int32_t high)
+{
+    const float magic = 0x1.8p+23f;
+    const float c = x >= (float)high ? (float)high : x <= (float)low ? (float)low : x;
+    return c != c ? 0 : (int32_t)((c + magic) - magic);
+}
+
 /* Column c of a row that starts at `row`. */
 static inline float tamis_weight_decode(tamis_dtype dtype, const uint8_t *row, int64_t c)
 {
@@ -102,14 +139,24 @@ static inline float tamis_weight_decode(tamis_dtype dtype, const uint8_t *row, i
         return tamis_f16_to_f32(tamis_load_u16(row + 2 * c));
     case TAMIS_DTYPE_F8_E4M3:
         return tamis_f8_e4m3_to_f32(row[c]);
+    case TAMIS_DTYPE_I8:
+        return (float)(int8_t)row[c];
     default: /* F4_E2M1: low nibble = even column */
         return tamis_f4_e2m1_to_f32(row[c / 2] >> (c % 2 * 4) & 15);
     }
 }
 
+/* Value of column c of row `row` of an I4 matrix; data points at the pair of rows. */
+static inline int32_t tamis_i4_decode(const uint8_t *pair, int64_t row, int64_t c)
+{
+    const int32_t nibble = pair[c] >> (row % 2 * 4) & 15;
+    return (nibble ^ 8) - 8;
+}
+
+/* Of I4 the row of bytes that holds the pair. */
 static inline const uint8_t *tamis_weight_row(const tamis_matrix *w, int64_t row)
 {
-    return (const uint8_t *)w->data + row * w->row_bytes;
+    return (const uint8_t *)w->data + (w->dtype == TAMIS_DTYPE_I4 ? row / 2 : row) * w->row_bytes;
 }
 
 /* The row of the scale grid that belongs to matrix row `row`; only if w->scale. */

@@ -19,7 +19,7 @@
 #ifndef TAMIS_KERNELS_KERNELS_H
 #define TAMIS_KERNELS_KERNELS_H
 
-#include "tamis/base.h"
+#include "tamis/rows.h"
 
 /* Heads that lie side by side in one panel of packed queries; also the lanes of lanes16. */
 #define TAMIS_LANES 16
@@ -34,7 +34,7 @@
     ((size_t)64 * (((size_t)(head_dim) + 15) / 16 * 16 + ((size_t)(n_heads) + 15) / 16 * 16 + 16))
 #define TAMIS_ATTN_SCRATCH(n_heads, head_dim)                                             \
     ((size_t)TAMIS_ATTN_CHUNK * (((size_t)(head_dim) + 15) / 16 * 16 + 16) +              \
-     (size_t)TAMIS_ATTN_CHUNK * (((size_t)(n_heads) + 15) / 16 * 16 + 16))
+     (size_t)(TAMIS_ATTN_CHUNK + 1) * (((size_t)(n_heads) + 15) / 16 * 16 + 16))
 
 /*
  * Prototypes, written once: TAMIS_KERNEL(name) expands to the pointer type in the table and to
@@ -48,7 +48,7 @@
  *           product where there is no scale). Exactly `cols` terms; the unused lanes of a last
  *           partial group of 16 get fma(+0, +0, acc).
  *   shapes  x [n_tokens][cols], rows x_stride floats apart; y [n_tokens][row_end - row_begin],
- *           rows y_stride floats apart; w any tamis_matrix dtype that linear layers have
+ *           rows y_stride floats apart; w any tamis_matrix dtype, I8 and I4 included
  *   scratch TAMIS_LINEAR_SCRATCH(cols) floats, 64-byte aligned, private to the thread
  *   class   ordered. A NaN weight or scale gives NaN.
  */
@@ -119,17 +119,46 @@
  */
 #define TAMIS_KERNEL_pack_heads(F) void F(float *panels, const float *q, int64_t n_heads, int64_t head_dim)
 /*
- * index_score: score[j] = sum over heads h of weight[h] * relu(q[h] . key[j]) for j < n_keys.
+ * index_score: score[j] = (sum over heads h of weight[h] * relu(q[h] . key[j])) * scale[j], j < n_keys.
  *   order   dot: chain over d of fma(q[h][d], key[j][d], acc); relu(v) = v > 0 or NaN ? v : +0;
- *           sum: lanes16 over h of fma(weight[h], relu, acc); lanes without a head: relu = +0.
+ *           sum: lanes16 over h of fma(weight[h], relu, acc); lanes without a head: relu = +0; times
+ *           the key's scale only if the format has one
  *   shapes  q panels as pack_heads makes them; weights [ceil(n_heads/16)*16], zeros after n_heads;
- *           keys: n_keys (1..64) rows of head_dim values of dtype F32 or BF16, key_stride bytes apart
+ *           keys: n_keys (1..64) rows of head_dim values, key_stride bytes apart, of a format with
+ *           dtype F32 or BF16, or F8_E4M3 (codes, unscaled) with one F32 scale a row
  *   scratch TAMIS_INDEX_SCRATCH floats, 64-byte aligned. class ordered.
  */
 #define TAMIS_KERNEL_index_score(F)                                                        \
     void F(float *scores, const float *q_panels, const float *weights, int64_t n_heads,    \
-           int64_t head_dim, const void *keys, tamis_dtype dtype, int64_t key_stride,      \
-           int64_t n_keys, float *scratch)
+           int64_t head_dim, const void *keys, const tamis_row_format *format,             \
+           int64_t key_stride, int64_t n_keys, float *scratch)
+/*
+ * index_score_f4: the official profile's scores of FP4 queries and keys, every step a BF16 value.
+ *   dot     per group g of group_size channels the integer sum of q[h][d] * key[j][d], both codes
+ *           doubled (2 * e2m1 is an integer up to 12), as f32 times (q_scale[h][g] * key_scale[j][g])
+ *           times 0.25; groups added up as a chain; rounded to bf16
+ *   score   bf16(weight[h] * relu(dot)), summed over heads as lanes16 of acc + x, rounded to bf16
+ *   shapes  q [ceil(n_heads/16)*16][head_dim] doubled codes, q_scale [same][num groups], both zero
+ *           after n_heads; weights as above, bf16 values; keys n_keys (1..64) rows of that format,
+ *           key_stride bytes apart (F4_E2M1, F8_E8M0 scales)
+ *   scratch TAMIS_INDEX_SCRATCH floats. class ordered (the integer sums are exact).
+ */
+#define TAMIS_KERNEL_index_score_f4(F)                                                     \
+    void F(float *scores, const int8_t *q, const float *q_scale, const float *weights,     \
+           int64_t n_heads, int64_t head_dim, const void *keys,                            \
+           const tamis_row_format *format, int64_t key_stride, int64_t n_keys, float *scratch)
+/*
+ * index_score_i8: the ascend profile's C8 scores: integer dots, their FP16 step, f32 sums.
+ *   score[j] = (lanes16 over h of fma(weight[h], f16(relu(dot) * 2^-10), acc)) * key_scale[j];
+ *   dot = integer sum of q[h][d] * key[j][d], as f32 (exact below 2^24)
+ *   shapes  q [ceil(n_heads/16)*16][head_dim] int8, zero after n_heads; weights as above (FP16
+ *           values); keys n_keys (1..64) rows of that format (I8, one F16 scale a row)
+ *   scratch TAMIS_INDEX_SCRATCH floats. class ordered.
+ */
+#define TAMIS_KERNEL_index_score_i8(F)                                                     \
+    void F(float *scores, const int8_t *q, const float *weights, int64_t n_heads,          \
+           int64_t head_dim, const void *keys, const tamis_row_format *format,             \
+           int64_t key_stride, int64_t n_keys, float *scratch)
 /*
  * scan_above: writes the indices i (ascending) with score[i] > threshold, or with any non-NaN score
  *   if threshold is NaN, to out; returns their number. out has room for n. class exact.
@@ -142,14 +171,19 @@
  *   s[h][j] = chain over d of fma(q[h][d], row[j][d], acc), times scale;
  *   m[h] = max over j ascending (m = s > m ? s : m from -inf; NaN scores make everything NaN),
  *   p[h][j] = exp(s - m); l[h] = chain of l + p; o[h][d] = chain over j of fma(p, row[j][d], o).
- *   shapes  q panels as pack_heads; rows: n_rows (1..TAMIS_ATTN_CHUNK) pointers to head_dim values
- *           of dtype F32 or BF16, any alignment; m, l [n_heads]; o [n_heads][o_stride >= value_dim]
+ *   With is_running, m, l and o go on from what they hold (the rows before; at first -inf, 0, 0) and p
+ *   is rounded to bf16 for the values: m' = the maximum from m on; a = exp(m - m');
+ *   l' = fma(l, a, chain of l + p from +0); o' = chain of fma(bf16(p), row, o) from o * a.
+ *   shapes  q panels as pack_heads; rows: n_rows (1..TAMIS_ATTN_CHUNK) pointers to rows of that
+ *           format (read as unpack_row does), head_dim values; m, l [n_heads];
+ *           o [n_heads][o_stride >= value_dim]
  *   scratch TAMIS_ATTN_SCRATCH floats, 64-byte aligned. class ordered.
  */
 #define TAMIS_KERNEL_attn_chunk(F)                                                           \
     void F(float *m, float *l, float *o, int64_t o_stride, const float *q_panels,            \
            int64_t n_heads, int64_t head_dim, int64_t value_dim, const void *const *rows,    \
-           tamis_dtype dtype, int64_t n_rows, float scale, float *scratch)
+           const tamis_row_format *format, int64_t n_rows, float scale, bool is_running,     \
+           float *scratch)
 /*
  * attn_merge: fold the next chunk (m_c, l_c, o_c) into the running (m, l, o), list order:
  *   m' = m_c > m ? m_c : m; a = exp(m - m'), b = exp(m_c - m'); l = fma(l, a, l_c * b);
@@ -190,6 +224,68 @@
  */
 #define TAMIS_KERNEL_all_finite(F) bool F(const float *x, int64_t n)
 
+
+/* ---------------------------------------------------------------- roundings and low-bit numbers */
+
+/* round_bf16: x[i] = bf16(x[i]), nearest even, as narrow and widen would. class exact. */
+#define TAMIS_KERNEL_round_bf16(F) void F(float *x, int64_t n)
+/*
+ * round_f8: y = x through FP8 and back: per group of `group` values (the last may be short)
+ *   s = TAMIS_SCALE_POW2 (tamis/rows.h); y = e4m3(clamp(x / s, -448, 448)) * s. y may be x. NaN and
+ *   infinities in a group make the whole group NaN. class exact.
+ */
+#define TAMIS_KERNEL_round_f8(F) void F(float *y, const float *x, int64_t n, int64_t group)
+/*
+ * pack_row / unpack_row: one row of a format, tamis_rows_encode and _decode with one row; scales
+ *   is where the scales lie (row + scale_at when they are within the row). Unused bytes at the end
+ *   of the row are written as zero if the scales are within the row. class exact.
+ */
+#define TAMIS_KERNEL_pack_row(F) \
+    void F(void *row, void *scales, const tamis_row_format *format, const float *x)
+#define TAMIS_KERNEL_unpack_row(F) \
+    void F(float *x, const void *row, const void *scales, const tamis_row_format *format)
+/*
+ * quantize_i8: scale = amax / 127, q[i] = rne(x[i] / scale) (one f32 division), within -127..127;
+ *   a row of zeros has scale 0, one with a NaN or infinity scale NaN; codes are 0 then. class exact.
+ */
+#define TAMIS_KERNEL_quantize_i8(F) void F(int8_t *q, float *scale, const float *x, int64_t n)
+/*
+ * quantize_i8_static: q[i] = clamp(rne(x[i] * (1 / input_scale) + input_offset), -128, 127), three
+ *   f32 roundings; with through_f16 the sum is rounded to FP16 first (MLAPO). NaN gives 0. exact.
+ */
+#define TAMIS_KERNEL_quantize_i8_static(F)                                                 \
+    void F(int8_t *q, const float *x, int64_t n, float input_scale, float input_offset,    \
+           bool through_f16)
+/*
+ * quantize_f4: doubled e2m1 codes (integers -12..12) and scales of groups (TAMIS_SCALE_POW2; the last
+ *   group may be short) of n values. NaN and infinities: the group's scale is NaN. class exact.
+ */
+#define TAMIS_KERNEL_quantize_f4(F) \
+    void F(int8_t *q, float *scale, const float *x, int64_t n, int64_t group)
+/*
+ * linear_i8: y[t][r - row_begin] = ((float)(acc + bias[r]) * row_scale[r]) * token_scale[t],
+ *   acc = integer sum over c of w[r][c] * x[t][c]; bias NULL: none; token_scale NULL: no product.
+ *   shapes  x int8 [n_tokens][cols], rows x_stride bytes apart; y as in linear; w I8 or I4
+ *   range   cols up to 2^16, so that no sum leaves 32 bits; no saturation for any pair of bytes
+ *   class   exact (integers, then two f32 products).
+ */
+#define TAMIS_KERNEL_linear_i8(F)                                                              \
+    void F(float *y, int64_t y_stride, const int8_t *x, int64_t x_stride,                      \
+           const float *token_scale, int64_t n_tokens, const tamis_matrix *w,                  \
+           const float *row_scale, const int32_t *bias, int64_t row_begin, int64_t row_end)
+/*
+ * hadamard: x = Walsh-Hadamard transform of x (natural order) times scale, in place. Stages h = 1, 2,
+ *   4, ... n / 2: (x[i], x[i + h]) = (a + b, a - b), then one product with scale. n a power of two.
+ *   ordered.
+ */
+#define TAMIS_KERNEL_hadamard(F) void F(float *x, int64_t n, float scale)
+/*
+ * rmsnorm_bf16: the vendor's norm of a query head, every step a bf16 value: sq = bf16(x * x),
+ *   mean = bf16((lanes16 of acc + sq) / n), r = bf16(1 / sqrt(bf16(mean + eps))), y = bf16(x * r).
+ *   y may be x. ordered.
+ */
+#define TAMIS_KERNEL_rmsnorm_bf16(F) void F(float *y, const float *x, int64_t n, float eps)
+
 #define TAMIS_KERNEL_LIST(X) \
     X(linear)                \
     X(linear_t)              \
@@ -203,6 +299,8 @@
     X(pool)                  \
     X(pack_heads)            \
     X(index_score)           \
+    X(index_score_f4)        \
+    X(index_score_i8)        \
     X(scan_above)            \
     X(attn_chunk)            \
     X(attn_merge)            \
@@ -212,7 +310,17 @@
     X(scale)                 \
     X(add)                   \
     X(mix)                   \
-    X(all_finite)
+    X(all_finite)            \
+    X(round_bf16)            \
+    X(round_f8)              \
+    X(pack_row)              \
+    X(unpack_row)            \
+    X(quantize_i8)           \
+    X(quantize_i8_static)    \
+    X(quantize_f4)           \
+    X(linear_i8)             \
+    X(hadamard)              \
+    X(rmsnorm_bf16)
 
 typedef struct tamis_kernels {
 #define TAMIS_KERNEL_FIELD(name) TAMIS_KERNEL_##name((*name));

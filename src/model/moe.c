@@ -76,6 +76,16 @@ size_t tamis_moe_scratch_floats(const tamis_model_config *config)
     return linear > routing ? linear : routing;
 }
 
+size_t tamis_moe_input_bytes(const tamis_model_config *config, int64_t n_tokens)
+{
+    const int64_t n_jobs = 2 * ((int64_t)config->n_routed_experts + 1);
+    const int64_t shared = (int64_t)config->moe_intermediate_size *
+                           tamis_max_i64(config->n_shared_experts, 1);
+    const int64_t cols = tamis_max_i64(tamis_max_i64(config->hidden_size, shared),
+                                       dense_width(config));
+    return tamis_linear_input_bytes(n_jobs, n_tokens * (config->num_experts_per_tok + 1), cols);
+}
+
 /* ---------------------------------------------------------------- router */
 
 static float score_of(tamis_scoring_func scoring, float logit)

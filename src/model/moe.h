@@ -43,6 +43,8 @@ typedef struct tamis_moe {
 /* Takes the arrays; config and max_tokens must be set. */
 void tamis_moe_layout(tamis_moe *moe, tamis_arena *arena);
 size_t tamis_moe_scratch_floats(const tamis_model_config *config); /* per thread */
+/* Room for quantised inputs (tamis_exec) of n_tokens tokens; not in profile exact. */
+size_t tamis_moe_input_bytes(const tamis_model_config *config, int64_t n_tokens);
 
 /*
  * y [n_tokens][H] from x [n_tokens][H]; tokens [n_tokens] are the ids (hash layers). Afterwards ids

@@ -30,6 +30,7 @@ static tamis_status create(tamis_net **out, const tamis_model_config *config,
     net->config = config;
     net->weights = weights;
     net->params = *params;
+    net->exec.profile = params->cache.profile;
     net->moe.config = config;
     net->moe.max_tokens = params->plan.max_num_batched_tokens;
     assert(!params->draft || weights->n_mtp == 1);
@@ -53,6 +54,18 @@ static size_t head_rows(const tamis_net *net)
     return (size_t)(logits > drafts ? logits : drafts);
 }
 
+/* Quantised inputs of the widest pass outside attention: experts, or an MTP block's projections. */
+static size_t input_need(const tamis_net *net)
+{
+    const tamis_model_config *c = net->config;
+    const int64_t n_tokens = net->params.plan.max_num_batched_tokens;
+    const size_t moe = tamis_moe_input_bytes(c, n_tokens);
+    const size_t mtp = tamis_linear_input_bytes(TAMIS_MAX_HC_MULT + 2,
+                                                (TAMIS_MAX_HC_MULT + 1) * n_tokens,
+                                                2 * (int64_t)c->hidden_size);
+    return net->params.draft && mtp > moe ? mtp : moe;
+}
+
 /* Carves (or measures) the activations, scratch of the threads included. */
 static void layout(tamis_net *net, tamis_arena *arena)
 {
@@ -66,6 +79,8 @@ static void layout(tamis_net *net, tamis_arena *arena)
     tamis_moe_layout(&net->moe, arena);
     scratch = family > scratch ? family : scratch;
     scratch = moe > scratch ? moe : scratch;
+    net->exec.input_bytes = net->exec.profile == TAMIS_PROFILE_EXACT ? 0 : input_need(net);
+    net->exec.inputs = tamis_arena_take(arena, net->exec.input_bytes, 1);
     net->exec.scratch_floats = (size_t)tamis_round_up((int64_t)scratch, TAMIS_LANES);
     net->exec.scratch = tamis_arena_take(
         arena, (size_t)net->params.plan.n_threads * net->exec.scratch_floats, sizeof(float));

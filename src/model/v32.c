@@ -49,11 +49,9 @@ static tamis_status measure_v32(const tamis_net *net, tamis_net_bytes *out, tami
     tamis_status st;
     TAMIS_TRY(collect_layers(net, &layers, err));
     TAMIS_TRY_GOTO(tamis_sfa_caches_measure(layers, n_layers, cache, &out->caches, err));
-    TAMIS_TRY_GOTO(tamis_sfa_plan_measure(layers, n_layers, &net->params.plan, cache->block_tokens,
-                                          &out->workspace, err));
+    TAMIS_TRY_GOTO(tamis_sfa_plan_measure(layers, n_layers, &net->params.plan, cache, &out->workspace, err));
     if (net->params.draft)
-        TAMIS_TRY_GOTO(tamis_sfa_plan_measure(layers, n_layers, &draft, cache->block_tokens,
-                                              &draft_bytes, err));
+        TAMIS_TRY_GOTO(tamis_sfa_plan_measure(layers, n_layers, &draft, cache, &draft_bytes, err));
     out->workspace += draft_bytes;
 fail:
     tamis_mem_free(layers);

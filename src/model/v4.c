@@ -35,8 +35,8 @@ static tamis_status measure_plan(const tamis_net *net, const tamis_dsa_config *l
                                  const tamis_plan_params *params, uint64_t *bytes, tamis_error *err)
 {
     const tamis_cache_params *cache = &net->params.cache;
-    return tamis_dsa_plan_measure(layers, tamis_net_num_layers(net), params, cache->kv_cache_dtype,
-                                  cache->block_tokens, bytes, err);
+    return tamis_dsa_plan_measure(layers, tamis_net_num_layers(net), params, cache,
+                                  bytes, err);
 }
 
 static tamis_status measure_v4(const tamis_net *net, tamis_net_bytes *out, tamis_error *err)

@@ -10,7 +10,17 @@ typedef struct tamis_exec {
     const tamis_kernels *kernels;
     float *scratch;        /* [n_threads][scratch_floats], 64-byte aligned */
     size_t scratch_floats; /* per thread, a multiple of 16; each operator states its need */
+    tamis_profile profile;
+    void *inputs; /* quantised inputs of linear layers; exact: NULL */
+    size_t input_bytes;
 } tamis_exec;
+
+/* Results of stages are BF16 values; in profile exact they stay as they are. */
+static inline void tamis_exec_round(const tamis_exec *exec, float *x, int64_t n)
+{
+    if (exec->profile != TAMIS_PROFILE_EXACT)
+        exec->kernels->round_bf16(x, n);
+}
 
 /*
  * Multiplications that one core does in some ten microseconds. Below that the caller finishes alone

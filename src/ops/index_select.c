@@ -60,7 +60,7 @@ static void score_keys(const index_pass *pass, const index_scratch *s, int32_t t
         int64_t stride;
         const void *keys = job->keys(job->user, token, j, end - j, &n_run, &stride);
         pass->exec->kernels->index_score(s->scores, s->panels, weights, job->n_heads, job->head_dim,
-                                         keys, job->dtype, stride, n_run, s->kernel);
+                                         keys, job->format, stride, n_run, s->kernel);
         tamis_topk_push(topk, pass->exec->kernels, s->scores, n_run, j);
         j += n_run;
     }

@@ -18,10 +18,13 @@ typedef struct tamis_index_job {
     const float *q;       /* [n_tokens][n_heads][head_dim] */
     const float *weights; /* [n_tokens][round_up(n_heads, 16)], zeros after n_heads */
     int32_t n_tokens, n_heads, head_dim, topk;
-    tamis_dtype dtype;                /* of the keys */
+    const tamis_row_format *format; /* of the keys: F4_E2M1 and I8 are scored as integers */
+    const int8_t *q_codes;  /* F4, I8: [n_tokens][round_up(n_heads, 16)][head_dim] instead of q */
+    const float *q_scales;  /* F4: [n_tokens][round_up(n_heads, 16)][groups of a key] */
+    bool best_first; /* out is in descending order of score, so tokens that select all are scored */
     const int32_t *visible;           /* [n_tokens] */
     const tamis_partition *partition; /* items: tokens, units: tamis_index_units */
-    int32_t *out;                     /* [n_tokens][topk] ascending, then -1 */
+    int32_t *out;                     /* [n_tokens][topk] ascending (or best_first), then -1 */
     tamis_candidate *partials;        /* [2 n_threads][topk] */
     int32_t *n_partials;              /* [2 n_threads] */
     /* Keys from j on that lie at a constant stride, at most n of them; returns the first. */
@@ -30,9 +33,9 @@ typedef struct tamis_index_job {
     const void *user;
 } tamis_index_job;
 
-static inline int32_t tamis_index_units(int32_t visible, int32_t topk)
+static inline int32_t tamis_index_units(int32_t visible, int32_t topk, bool best_first)
 {
-    return visible <= topk ? 0 : (visible + TAMIS_INDEX_BLOCK - 1) / TAMIS_INDEX_BLOCK;
+    return visible <= topk && !best_first ? 0 : (visible + TAMIS_INDEX_BLOCK - 1) / TAMIS_INDEX_BLOCK;
 }
 size_t tamis_index_scratch_floats(int32_t n_heads, int32_t head_dim, int32_t topk);
 /* false if some scored token has fewer than k scores that are numbers. One or two barriers. */

@@ -79,7 +79,7 @@ static void run_chunk(const attn_pass *pass, const attn_scratch *s, int32_t toke
     if (n > 0)
         pass->exec->kernels->attn_chunk(out->m, out->l, out->o, job->value_dim, s->panels,
                                         job->num_heads, job->head_dim, job->value_dim, rows,
-                                        job->dtype, n, job->scale, s->kernel);
+                                        job->format, n, job->scale, false, s->kernel);
 }
 
 static void start_state(float *m, float *l, float *o, int32_t n_heads, int32_t value_dim)

@@ -70,7 +70,8 @@ static tamis_status parse_value(header_parser *p, json_t **out)
 static bool find_dtype(const char *name, tamis_dtype *out)
 {
     for (int i = 0; name != NULL && i < TAMIS_NUM_DTYPES; i++)
-        if (i != TAMIS_DTYPE_F4_E2M1 && strcmp(name, tamis_dtype_name((tamis_dtype)i)) == 0) {
+        if (i != TAMIS_DTYPE_F4_E2M1 && i != TAMIS_DTYPE_I4 &&
+            strcmp(name, tamis_dtype_name((tamis_dtype)i)) == 0) {
             *out = (tamis_dtype)i;
             return true;
         }

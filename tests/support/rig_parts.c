@@ -115,8 +115,8 @@ double *test_widened(const float *x, int64_t n)
 static void fill_row(const tamis_cache *cache, uint8_t *row, float value)
 {
     const uint16_t high = bf16_of(value);
-    for (int32_t i = 0; i < cache->desc.values_per_row; i++)
-        if (cache->desc.dtype == TAMIS_DTYPE_F32)
+    for (int32_t i = 0; i < cache->desc.format.num_values; i++)
+        if (cache->desc.format.dtype == TAMIS_DTYPE_F32)
             memcpy(row + 4 * i, &value, sizeof value);
         else
             memcpy(row + 2 * i, &high, sizeof high);
@@ -139,10 +139,10 @@ void test_store_fill(const tamis_cache_store *store, float value)
 float *test_cache_row(const tamis_cache *cache, const void *row)
 {
     const uint8_t *bytes = row;
-    float *out = test_take(cache->desc.values_per_row, sizeof *out);
-    for (int32_t i = 0; i < cache->desc.values_per_row; i++) {
+    float *out = test_take(cache->desc.format.num_values, sizeof *out);
+    for (int32_t i = 0; i < cache->desc.format.num_values; i++) {
         uint32_t bits = 0;
-        if (cache->desc.dtype == TAMIS_DTYPE_F32)
+        if (cache->desc.format.dtype == TAMIS_DTYPE_F32)
             memcpy(&bits, bytes + 4 * i, 4);
         else
             bits = ((uint32_t)bytes[2 * i] | (uint32_t)bytes[2 * i + 1] << 8) << 16;

@@ -120,7 +120,10 @@ static void case_23_combine_reads_rows(void **state)
     const size_t floats = (tamis_hc_scratch_floats(&config) + 15) / 16 * 16;
     float *scratch = aligned_alloc(64, 2 * floats * sizeof *scratch);
     assert_non_null(scratch);
-    const tamis_exec exec = {team, tamis_kernels_current(), scratch, floats};
+    const tamis_exec exec = {.team = team,
+                             .kernels = tamis_kernels_current(),
+                             .scratch = scratch,
+                             .scratch_floats = floats};
     assert_true(tamis_hc_expand(&exec, &config, coefs, v, streams, 1));
     assert_true(test_max_diff(streams, expected, M * H, NULL) < 1e-6);
     free(scratch);

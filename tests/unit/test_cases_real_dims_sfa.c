@@ -202,9 +202,10 @@ static void engine_scores(const scene *s, int32_t t, float *scores)
     float *scratch = aligned_alloc(64, TAMIS_INDEX_SCRATCH(d, heads) * sizeof *scratch);
     assert_true(panels != NULL && scratch != NULL);
     k->pack_heads(panels, tamis_sfa_plan_index_query(s->rig.plan) + t * heads * d, heads, d);
+    const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_F32, d);
     for (int32_t j = 0; j < N_ALL; j += 64)
         k->index_score(scores + j, panels, tamis_sfa_plan_index_weights(s->rig.plan) + t * heads,
-                       heads, d, s->keys + (int64_t)j * d, TAMIS_DTYPE_F32,
+                       heads, d, s->keys + (int64_t)j * d, &format,
                        d * (int64_t)sizeof(float), N_ALL - j < 64 ? N_ALL - j : 64, scratch);
     free(panels);
     free(scratch);

@@ -258,7 +258,7 @@ static void every_status_and_dtype_has_a_name(void **state)
     assert_int_equal(tamis_dtype_bits(TAMIS_DTYPE_F4_E2M1), 4);
     assert_int_equal(tamis_dtype_bits(TAMIS_DTYPE_BF16), 16);
     assert_int_equal(tamis_dtype_bits(TAMIS_DTYPE_I64), 64);
-    assert_string_equal(tamis_dtype_name(TAMIS_NUM_DTYPES), "unknown");
+    assert_string_equal(tamis_dtype_name((tamis_dtype)(TAMIS_NUM_DTYPES + 1)), "unknown");
 }
 
 typedef struct log_seen {

@@ -98,9 +98,10 @@ static void score_row(const fixture *f, int32_t layer, int32_t pos, float *score
                         d);
     memcpy(weights, test_capture_f32(capture, layer, TAMIS_TAP_INDEX_WEIGHTS, pos),
            (size_t)heads * sizeof *weights);
+    const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_F32, d);
     for (int32_t t = 0; t <= pos; t++) {
         memcpy(keys, cache_row(f, layer, TAMIS_SFA_INDEX_KEY, t), (size_t)d * sizeof *keys);
-        kernels->index_score(&scores[t], panels, weights, heads, d, keys, TAMIS_DTYPE_F32,
+        kernels->index_score(&scores[t], panels, weights, heads, d, keys, &format,
                              d * (int64_t)sizeof *keys, 1, scratch);
     }
 }

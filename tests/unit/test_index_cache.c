@@ -229,10 +229,10 @@ static void check_no_index_keys(const char *dir, const char *pattern)
     int32_t keys_a = 0, keys_b = 0;
     for (int32_t i = 0; i < a->n_caches; i++)
         keys_a += a->caches[i].desc.life == TAMIS_CACHE_PAGED &&
-                  a->caches[i].desc.values_per_row == head_dim;
+                  a->caches[i].desc.format.num_values == head_dim;
     for (int32_t i = 0; i < b->n_caches; i++)
         keys_b += b->caches[i].desc.life == TAMIS_CACHE_PAGED &&
-                  b->caches[i].desc.values_per_row == head_dim;
+                  b->caches[i].desc.format.num_values == head_dim;
     printf("%s, %s: %d of %d layers keep index keys\n", dir, pattern, keys_b, keys_a);
     assert_int_equal(keys_b, keys_a - shared.info->num_shared_indexers);
     assert_true(b->block_bytes < a->block_bytes);

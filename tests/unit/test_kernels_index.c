@@ -73,8 +73,9 @@ static test_guard score_case_run(const score_case *c, tamis_cpu_level level, tes
     test_guard out = new_floats(c->n_keys, &noise);
     test_guard scratch =
         test_guard_new(TAMIS_INDEX_SCRATCH(c->dim, c->heads) * sizeof(float), 0, &noise);
+    const tamis_row_format format = tamis_row_format_plain(c->dtype, (int32_t)c->dim);
     tamis_kernels_for(level)->index_score(out.data, c->panels, c->weights, c->heads, c->dim,
-                                          c->keys.data, c->dtype, c->key_stride, c->n_keys,
+                                          c->keys.data, &format, c->key_stride, c->n_keys,
                                           scratch.data);
     assert_true(test_guard_intact(&scratch));
     test_guard_free(&scratch);
@@ -129,7 +130,8 @@ static float small_score(tamis_cpu_level level, const float q[4], const float we
     _Alignas(64) float scratch[TAMIS_INDEX_SCRATCH(2, 2)];
     const tamis_kernels *kernels = tamis_kernels_for(level);
     kernels->pack_heads(panels, q, 2, 2);
-    kernels->index_score(&score, panels, w, 2, 2, key, TAMIS_DTYPE_F32, 8, 1, scratch);
+    const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_F32, 2);
+    kernels->index_score(&score, panels, w, 2, 2, key, &format, 8, 1, scratch);
     return score;
 }
 

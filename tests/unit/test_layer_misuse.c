@@ -11,6 +11,16 @@
 #include "support/engine_run.h"
 #include "support/layer_rig.h"
 
+static tamis_status measure_plan(const tamis_dsa_config *layers, int32_t n_layers,
+                                 const tamis_plan_params *params, int32_t block_tokens,
+                                 uint64_t *bytes, tamis_error *err)
+{
+    tamis_cache_params caches = tamis_cache_params_default();
+    caches.block_tokens = block_tokens;
+    return tamis_dsa_plan_measure(layers, n_layers, params, &caches, bytes, err);
+}
+
+
 enum { N_TOKENS = 9, HIDDEN = 37 };
 
 static void expect_status(const tamis_dsa_layer *layer, int32_t layer_idx, test_rig *rig,
@@ -135,7 +145,7 @@ static void test_numbers(void **state)
     const tamis_plan_params params = tamis_plan_params_default();
     uint64_t bytes;
     tamis_error err = {0};
-    assert_int_equal(tamis_dsa_plan_measure(&c, 1, &params, TAMIS_DTYPE_BF16, 256, &bytes, &err),
+    assert_int_equal(measure_plan(&c, 1, &params, 256, &bytes, &err),
                      TAMIS_STATUS_INVALID);
     assert_non_null(strstr(err.text, "layer 0 reuses a selection, but no earlier layer selects"));
 }
@@ -237,16 +247,16 @@ static void test_measure(void **state)
     tamis_plan_params params = tamis_plan_params_default();
     uint64_t bytes = 77;
     tamis_error err;
-    assert_int_equal(tamis_dsa_plan_measure(&config, 1, &params, TAMIS_DTYPE_BF16, 0, &bytes, &err),
+    assert_int_equal(measure_plan(&config, 1, &params, 0, &bytes, &err),
                      TAMIS_STATUS_INVALID);
     assert_non_null(strstr(err.text, "block_tokens is 0"));
     assert_int_equal(
-        tamis_dsa_plan_measure(&config, 0, &params, TAMIS_DTYPE_BF16, 256, &bytes, &err),
+        measure_plan(&config, 0, &params, 256, &bytes, &err),
         TAMIS_STATUS_INVALID);
     assert_non_null(strstr(err.text, "n_layers is 0"));
     params.n_threads = 0;
     assert_int_equal(
-        tamis_dsa_plan_measure(&config, 1, &params, TAMIS_DTYPE_BF16, 256, &bytes, &err),
+        measure_plan(&config, 1, &params, 256, &bytes, &err),
         TAMIS_STATUS_INVALID);
     assert_non_null(strstr(err.text, "n_threads is 0"));
     assert_int_equal(bytes, 77);

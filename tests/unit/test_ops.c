@@ -231,17 +231,18 @@ static bool run_index_case(index_case *c, int n_threads, tamis_cpu_level level)
     tamis_partition p = {c->n_tokens, n_threads, c->unit_start, c->bounds, c->first_item, false};
     c->unit_start[0] = 0;
     for (int32_t t = 0; t < c->n_tokens; t++)
-        c->unit_start[t + 1] = c->unit_start[t] + tamis_index_units(c->visible[t], c->topk);
+        c->unit_start[t + 1] = c->unit_start[t] + tamis_index_units(c->visible[t], c->topk, false);
     tamis_partition_build(&p);
     tamis_exec exec = test_exec_open(n_threads, level,
                                      tamis_index_scratch_floats(c->n_heads, c->head_dim, c->topk));
+    const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_F32, c->head_dim);
     const tamis_index_job job = {.q = c->q,
                                  .weights = c->weights,
                                  .n_tokens = c->n_tokens,
                                  .n_heads = c->n_heads,
                                  .head_dim = c->head_dim,
                                  .topk = c->topk,
-                                 .dtype = TAMIS_DTYPE_F32,
+                                 .format = &format,
                                  .visible = c->visible,
                                  .partition = &p,
                                  .out = c->out,

@@ -135,6 +135,7 @@ static attn_result run_case(attn_case *c, int n_threads, tamis_cpu_level level, 
     memcpy(before, o, o_bytes);
     tamis_exec exec = test_exec_open(
         n_threads, level, tamis_attn_scratch_floats(c->num_heads, c->head_dim, c->value_dim));
+    const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_F32, c->head_dim);
     const tamis_attn_job job = {.q = where == PLACE_OF_Q ? o : c->q,
                                 .o = o,
                                 .o_stride = stride,
@@ -143,7 +144,7 @@ static attn_result run_case(attn_case *c, int n_threads, tamis_cpu_level level, 
                                 .num_heads = c->num_heads,
                                 .head_dim = c->head_dim,
                                 .value_dim = c->value_dim,
-                                .dtype = TAMIS_DTYPE_F32,
+                                .format = &format,
                                 .scale = SCALE,
                                 .sink = c->has_sink ? c->sink : NULL,
                                 .partition = &p,
@@ -274,6 +275,7 @@ static void test_latent_example(void **state)
         tamis_partition_build(&p);
         tamis_exec exec =
             test_exec_open(1, tamis_cpu_level_available(), tamis_attn_scratch_floats(1, 3, 2));
+        const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_F32, 3);
         const tamis_attn_job job = {.q = q,
                                     .o = out,
                                     .o_stride = 2,
@@ -282,7 +284,7 @@ static void test_latent_example(void **state)
                                     .num_heads = 1,
                                     .head_dim = 3,
                                     .value_dim = 2,
-                                    .dtype = TAMIS_DTYPE_F32,
+                                    .format = &format,
                                     .scale = 0.5f,
                                     .partition = &p,
                                     .list_len = &examples[e].n,

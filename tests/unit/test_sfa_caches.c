@@ -12,6 +12,16 @@
 
 #include <string.h>
 
+static tamis_status measure_plan(const tamis_sfa_config *layers, int32_t n_layers,
+                                 const tamis_plan_params *params, int32_t block_tokens,
+                                 uint64_t *bytes, tamis_error *err)
+{
+    tamis_cache_params caches = tamis_cache_params_default();
+    caches.block_tokens = block_tokens;
+    return tamis_sfa_plan_measure(layers, n_layers, params, &caches, bytes, err);
+}
+
+
 enum { N_LAYERS = 3 };
 
 /* With indexer, shared selection, without indexer. */
@@ -175,7 +185,7 @@ static void expect_plan(const tamis_sfa_caches *caches, tamis_plan_params params
     assert_null(plan);
     if (strstr(err.text, part) == NULL)
         fail_msg("message \"%s\" does not name \"%s\"", err.text, part);
-    assert_int_equal(tamis_sfa_plan_measure(layers, N_LAYERS, &params, 64, &bytes, &err),
+    assert_int_equal(measure_plan(layers, N_LAYERS, &params, 64, &bytes, &err),
                      TAMIS_STATUS_INVALID);
     assert_int_equal(bytes, 77);
 }
@@ -207,14 +217,14 @@ static void bad_plan_params(void **state)
     p.n_threads = 257;
     expect_plan(caches, p, "n_threads is 257, allowed 1..256");
     tamis_sfa_caches_close(&caches);
-    assert_int_equal(tamis_sfa_plan_measure(layers, N_LAYERS, &good, 0, &bytes, &err),
+    assert_int_equal(measure_plan(layers, N_LAYERS, &good, 0, &bytes, &err),
                      TAMIS_STATUS_INVALID);
     assert_non_null(strstr(err.text, "block_tokens 0"));
-    assert_int_equal(tamis_sfa_plan_measure(layers, 0, &good, 64, &bytes, &err),
+    assert_int_equal(measure_plan(layers, 0, &good, 64, &bytes, &err),
                      TAMIS_STATUS_INVALID);
     assert_non_null(strstr(err.text, "n_layers is 0"));
     layers[1].v_head_dim = 0;
-    assert_int_equal(tamis_sfa_plan_measure(layers, N_LAYERS, &good, 64, &bytes, &err),
+    assert_int_equal(measure_plan(layers, N_LAYERS, &good, 64, &bytes, &err),
                      TAMIS_STATUS_INVALID);
     assert_non_null(strstr(err.text, "v_head_dim is 0"));
     assert_int_equal(bytes, 77);
@@ -232,8 +242,8 @@ static void kinds_of_layers(void **state)
         layers[i] = test_sfa_odd_config(TEST_SFA_GLM);
         layers[i].index_topk = 8 + i;
     }
-    assert_int_equal(tamis_sfa_plan_measure(layers, 8, &params, 64, &bytes, &err), TAMIS_STATUS_OK);
-    assert_int_equal(tamis_sfa_plan_measure(layers, 9, &params, 64, &bytes, &err),
+    assert_int_equal(measure_plan(layers, 8, &params, 64, &bytes, &err), TAMIS_STATUS_OK);
+    assert_int_equal(measure_plan(layers, 9, &params, 64, &bytes, &err),
                      TAMIS_STATUS_LIMIT);
     assert_non_null(strstr(err.text, "layer 8: more than 8 different kinds"));
 }
@@ -259,7 +269,7 @@ static void plan_takes_what_was_measured(void **state)
     for (int kind = 0; kind < TAMIS_NUM_MEM_KINDS; kind++)
         after += tamis_mem_in_use((tamis_mem_kind)kind);
     test_must(
-        tamis_sfa_plan_measure(layers, N_LAYERS, &plan_params, params.block_tokens, &bytes, &err),
+        measure_plan(layers, N_LAYERS, &plan_params, params.block_tokens, &bytes, &err),
         &err, "measure");
     const size_t of_blocks = 8 * (size_t)params.num_blocks;
     assert_in_range(after - before, bytes + of_blocks, bytes + of_blocks + 64);

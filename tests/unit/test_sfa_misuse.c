@@ -16,6 +16,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+static tamis_status measure_plan(const tamis_sfa_config *layers, int32_t n_layers,
+                                 const tamis_plan_params *params, int32_t block_tokens,
+                                 uint64_t *bytes, tamis_error *err)
+{
+    tamis_cache_params caches = tamis_cache_params_default();
+    caches.block_tokens = block_tokens;
+    return tamis_sfa_plan_measure(layers, n_layers, params, &caches, bytes, err);
+}
+
+
 enum { N_TOKENS = 9, N_BEFORE = 4, HIDDEN = 37, HEADS = 3, MAX_LEN = 64, TOPK = 8 };
 
 /* Two layers, a plan of 9 tokens at positions 4..12, and a second rig whose parts are strangers. */
@@ -272,9 +282,9 @@ static void wrong_weights(void **state)
     expect_invalid(&f, &c, "index_k_norm is missing");
     WITH(bad.weights.index_k_norm_bias = NULL);
     expect_invalid(&f, &c, "index_k_norm_bias is missing");
-    WITH(bad.weights.q_a_proj.dtype = TAMIS_DTYPE_I8);
+    WITH(bad.weights.q_a_proj.dtype = TAMIS_DTYPE_U8);
     for (int op = 0; op < N_OPERATORS; op++)
-        expect(&f, (operator_id)op, &c, TAMIS_STATUS_UNSUPPORTED, "q_a_proj is I8, allowed F32");
+        expect(&f, (operator_id)op, &c, TAMIS_STATUS_UNSUPPORTED, "q_a_proj is U8, allowed F32");
     WITH(bad.config.index_topk = 0);
     bad.weights.index_wk = (tamis_matrix){.rows = 0};
     assert_int_equal(tamis_sfa_layer_check(&bad, NULL), TAMIS_STATUS_OK); /* indexer not read */
@@ -335,11 +345,11 @@ static void bad_dimensions(void **state)
     uint64_t plan_bytes;
     c = good;
     c.reuse_topk = true;
-    assert_int_equal(tamis_sfa_plan_measure(&c, 1, &plan, 16, &plan_bytes, &err),
+    assert_int_equal(measure_plan(&c, 1, &plan, 16, &plan_bytes, &err),
                      TAMIS_STATUS_INVALID);
     assert_text(&err, "layer 0 reuses a selection, but no earlier layer selects");
     const tamis_sfa_config pair[] = {good, c};
-    assert_int_equal(tamis_sfa_plan_measure(pair, 2, &plan, 16, &plan_bytes, &err),
+    assert_int_equal(measure_plan(pair, 2, &plan, 16, &plan_bytes, &err),
                      TAMIS_STATUS_OK);
 }
 

@@ -15,6 +15,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+static tamis_status measure_plan(const tamis_sfa_config *layers, int32_t n_layers,
+                                 const tamis_plan_params *params, int32_t block_tokens,
+                                 uint64_t *bytes, tamis_error *err)
+{
+    tamis_cache_params caches = tamis_cache_params_default();
+    caches.block_tokens = block_tokens;
+    return tamis_sfa_plan_measure(layers, n_layers, params, &caches, bytes, err);
+}
+
+
 /* full, shared, shared, full, shared */
 enum { N_LAYERS = 5, N = 100, TOPK = 8 };
 static const bool is_shared[N_LAYERS] = {false, true, true, false, true};
@@ -227,7 +237,7 @@ static void bad_stacks_are_refused(void **state)
                          TAMIS_STATUS_INVALID);
         assert_null(plan);
         assert_non_null(strstr(err.text, cases[i].part));
-        assert_int_equal(tamis_sfa_plan_measure(configs, 2, &plan_params, 64, &bytes, &err),
+        assert_int_equal(measure_plan(configs, 2, &plan_params, 64, &bytes, &err),
                          TAMIS_STATUS_INVALID);
         assert_int_equal(bytes, 77);
         tamis_sfa_caches_close(&caches);

@@ -172,11 +172,11 @@ static void test_e8m0_values(void **state)
         for (int i = 0; i < 5; i++) {
             float row[2];
             const tamis_matrix fp8 = {TAMIS_DTYPE_F8_E4M3, 5, 1,   one, 1, bytes,
-                                      TAMIS_DTYPE_F8_E8M0, 1, 128, 1};
+                                      TAMIS_DTYPE_F8_E8M0, 1, 128, 1, NULL};
             kernels->expand_row(row, &fp8, i);
             assert_true(isnan(values[i]) ? isnan(row[0]) : (double)row[0] == values[i]);
             const tamis_matrix fp4 = {TAMIS_DTYPE_F4_E2M1, 5, 2,  nibbles, 1, bytes,
-                                      TAMIS_DTYPE_F8_E8M0, 1, 32, 1};
+                                      TAMIS_DTYPE_F8_E8M0, 1, 32, 1, NULL};
             kernels->expand_row(row, &fp4, i);
             assert_true(isnan(values[i]) ? isnan(row[1]) : (double)row[1] == values[i]);
         }

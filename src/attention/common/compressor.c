@@ -50,8 +50,9 @@ bool tamis_compressor_close_row(const tamis_compressor *c, const tamis_kernels *
     kernels->rmsnorm(scratch, scratch, c->weights->norm, c->head_dim, c->eps);
     kernels->rope(scratch + c->head_dim - c->rope_dim, cos, sin, c->rope_dim / 2, false);
     const int32_t rows = c->out->desc.rows;
-    kernels->narrow(tamis_cache_block_row(c->out, tamis_step_table(step, req)[j / rows], j % rows),
-                    scratch, c->out->desc.dtype, c->head_dim);
+    const tamis_row_format *format = &c->out->desc.format;
+    uint8_t *row = tamis_cache_block_row(c->out, tamis_step_table(step, req)[j / rows], j % rows);
+    kernels->pack_row(row, row + format->scale_at, format, scratch);
     return kernels->all_finite(scratch, c->head_dim);
 }
 

@@ -4,8 +4,8 @@
 
 #include "core/size.h"
 
-void tamis_indexer_layout(tamis_indexer *indexer, tamis_indexer_dims max, int32_t max_tokens,
-                          int32_t n_threads, tamis_arena *arena)
+void tamis_indexer_layout(tamis_indexer *indexer, tamis_profile profile, tamis_indexer_dims max,
+                          int32_t max_tokens, int32_t n_threads, tamis_arena *arena)
 {
     const size_t n_tokens = (size_t)max_tokens, n_heads = (size_t)max.n_heads;
     const size_t padded = (size_t)tamis_round_up(max.n_heads, TAMIS_LANES);
@@ -17,6 +17,12 @@ void tamis_indexer_layout(tamis_indexer *indexer, tamis_indexer_dims max, int32_
     indexer->partials =
         tamis_arena_take(arena, n_parts * (size_t)max.topk, sizeof *indexer->partials);
     indexer->n_partials = tamis_arena_take(arena, n_parts, sizeof(int32_t));
+    if (profile == TAMIS_PROFILE_EXACT)
+        return;
+    const size_t n_groups = (size_t)tamis_ceil_div(max.head_dim, TAMIS_INDEX_GROUP);
+    indexer->q_codes =
+        tamis_arena_take(arena, n_tokens * padded * (size_t)max.head_dim, sizeof(int8_t));
+    indexer->q_scales = tamis_arena_take(arena, n_tokens * padded * n_groups, sizeof(float));
 }
 
 size_t tamis_indexer_scratch_floats(tamis_indexer_dims dims)
@@ -66,7 +72,9 @@ bool tamis_indexer_select(const tamis_indexer *indexer, const tamis_exec *exec,
                                  .n_heads = dims.n_heads,
                                  .head_dim = dims.head_dim,
                                  .topk = dims.topk,
-                                 .dtype = keys->desc.dtype,
+                                 .format = &keys->desc.format,
+                                 .q_codes = indexer->q_codes,
+                                 .q_scales = indexer->q_scales,
                                  .visible = visible,
                                  .partition = partition,
                                  .out = indexer->topk,

@@ -19,15 +19,21 @@ typedef struct tamis_indexer {
     int32_t *topk; /* [T][topk]; survives between the layers of a step */
     tamis_candidate *partials;
     int32_t *n_partials;
+    /* profiles other than exact, where keys are scored as integers; see tamis_index_job */
+    int8_t *q_codes;
+    float *q_scales;
 } tamis_indexer;
+
+/* Channels that share a scale in FP4 queries. */
+#define TAMIS_INDEX_GROUP 32
 
 /* Largest dimensions over the layers; all 0: no layer has an indexer. */
 typedef struct tamis_indexer_dims {
     int32_t n_heads, head_dim, topk;
 } tamis_indexer_dims;
 
-void tamis_indexer_layout(tamis_indexer *indexer, tamis_indexer_dims max, int32_t max_tokens,
-                          int32_t n_threads, tamis_arena *arena);
+void tamis_indexer_layout(tamis_indexer *indexer, tamis_profile profile, tamis_indexer_dims max,
+                          int32_t max_tokens, int32_t n_threads, tamis_arena *arena);
 /* Scratch floats of a thread. */
 size_t tamis_indexer_scratch_floats(tamis_indexer_dims dims);
 

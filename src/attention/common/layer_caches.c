@@ -9,7 +9,7 @@
 tamis_cache_params tamis_cache_params_default(void)
 {
     return (tamis_cache_params){.struct_size = sizeof(tamis_cache_params),
-                                .kv_cache_dtype = TAMIS_DTYPE_BF16,
+                                .kv_cache_dtype = TAMIS_DTYPE_AUTO,
                                 .block_tokens = 256,
                                 .num_blocks = 2,
                                 .num_slots = 1,
@@ -27,10 +27,6 @@ static tamis_status check_params(const tamis_cache_params *p, tamis_error *err)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "cache params: struct_size is %zu, must be %zu", p->struct_size,
                           sizeof *p);
-    if (p->kv_cache_dtype != TAMIS_DTYPE_BF16 && p->kv_cache_dtype != TAMIS_DTYPE_F32)
-        return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
-                          "cache params: kv_cache_dtype is %s, allowed BF16, F32",
-                          tamis_dtype_name(p->kv_cache_dtype));
     TAMIS_TRY(tamis_check_ranges("cache params", fields, sizeof fields / sizeof *fields, err));
     if (p->block_pad_bytes % 64 != 0)
         return tamis_fail(err, TAMIS_STATUS_INVALID,

@@ -78,12 +78,13 @@ tamis_status tamis_check_matrix(const char *name, const tamis_matrix *w, int64_t
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "layer: %s is [%lld][%lld], must be [%lld][%lld]", name,
                           (long long)w->rows, (long long)w->cols, (long long)rows, (long long)cols);
-    if (w->dtype > TAMIS_DTYPE_F4_E2M1)
+    if (w->dtype > TAMIS_DTYPE_F4_E2M1 && w->dtype != TAMIS_DTYPE_I8 && w->dtype != TAMIS_DTYPE_I4)
         return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
-                          "layer: %s is %s, allowed F32, BF16, F16, F8_E4M3, F4_E2M1", name,
+                          "layer: %s is %s, allowed F32, BF16, F16, F8_E4M3, F4_E2M1, I8, I4", name,
                           tamis_dtype_name(w->dtype));
-    TAMIS_TRY(check_stride(name, "row_bytes", w->row_bytes,
-                           tamis_ceil_div(cols * tamis_dtype_bits(w->dtype), 8), rows, err));
+    const int bits = w->dtype == TAMIS_DTYPE_I4 ? 8 : tamis_dtype_bits(w->dtype);
+    TAMIS_TRY(check_stride(name, "row_bytes", w->row_bytes, tamis_ceil_div(cols * bits, 8), rows,
+                           err));
     return check_scale(name, w, err);
 }
 

@@ -3,24 +3,49 @@
 #include <string.h>
 
 #include "attention/common/compressor.h"
+#include "attention/common/row_choice.h"
 #include "core/error.h"
 #include "core/mem.h"
 
+static const tamis_row_choice choices[] = {
+    {TAMIS_PROFILE_EXACT, TAMIS_DTYPE_BF16, TAMIS_ROWS_BF16, TAMIS_ROWS_BF16},
+    {TAMIS_PROFILE_EXACT, TAMIS_DTYPE_F32, TAMIS_ROWS_F32, TAMIS_ROWS_F32},
+    {TAMIS_PROFILE_OFFICIAL, TAMIS_DTYPE_F8_E4M3, TAMIS_ROWS_V4_FP8, TAMIS_ROWS_INDEX_FP4},
+    {TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_BF16, TAMIS_ROWS_BF16, TAMIS_ROWS_INDEX_INT8},
+    {TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_F8_E4M3, TAMIS_ROWS_V4_A5, TAMIS_ROWS_INDEX_INT8},
+};
+
+tamis_status tamis_dsa_row_formats(tamis_row_format *kv, tamis_row_format *index_key,
+                                   const tamis_dsa_config *layer, const tamis_cache_params *params,
+                                   tamis_error *err)
+{
+    const tamis_row_choice *choice;
+    const bool has_indexer = layer->compress_ratio == 4 && !layer->reuse_topk;
+    TAMIS_TRY(tamis_row_choice_find(&choice, choices, sizeof choices / sizeof *choices, params, err));
+    const bool is_packed = choice->kv == TAMIS_ROWS_V4_FP8 || choice->kv == TAMIS_ROWS_V4_A5;
+    TAMIS_TRY(tamis_row_format_make(kv, choice->kv, layer->head_dim,
+                                    is_packed ? layer->rope_head_dim : 0, err));
+    if (!has_indexer)
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(tamis_check_index_rotation(params, layer->index_head_dim, err));
+    return tamis_row_format_make(index_key, choice->index_key, layer->index_head_dim, 0, err);
+}
+
 /* The compressor's ring and paged rows; d values a row. */
 static void describe_compressor(const tamis_dsa_config *layer, const tamis_cache_params *p,
-                                int32_t d, tamis_cache_desc *state, tamis_cache_desc *rows)
+                                const tamis_row_format *format, tamis_cache_desc *state,
+                                tamis_cache_desc *rows)
 {
+    const int32_t d = format->num_values;
     const int32_t ratio = layer->compress_ratio, halves = tamis_compressor_halves(ratio);
     const int32_t lead = halves == 2 ? ratio : 0;
     *state = (tamis_cache_desc){.life = TAMIS_CACHE_RING,
-                                .dtype = TAMIS_DTYPE_F32,
-                                .values_per_row = 2 * halves * d,
+                                .format = tamis_row_format_plain(TAMIS_DTYPE_F32, 2 * halves * d),
                                 .rows = tamis_cache_ring_rows(ratio, lead, p->max_rollback),
                                 .align = ratio,
                                 .lead = lead};
     *rows = (tamis_cache_desc){.life = TAMIS_CACHE_PAGED,
-                               .dtype = p->kv_cache_dtype,
-                               .values_per_row = d,
+                               .format = *format,
                                .rows = p->block_tokens / ratio};
 }
 
@@ -29,18 +54,20 @@ static void describe_layer(const void *layers, int32_t layer_idx, const tamis_ca
 {
     const tamis_dsa_config *layer = (const tamis_dsa_config *)layers + layer_idx;
     const int32_t lead = layer->sliding_window - 1;
+    tamis_row_format kv = {0}, index_key = {0};
+    if (tamis_dsa_row_formats(&kv, &index_key, layer, p, NULL) != TAMIS_STATUS_OK)
+        return; /* not after describe's check */
     descs[TAMIS_DSA_WINDOW] =
         (tamis_cache_desc){.life = TAMIS_CACHE_RING,
-                           .dtype = p->kv_cache_dtype,
-                           .values_per_row = layer->head_dim,
+                           .format = kv,
                            .rows = tamis_cache_ring_rows(1, lead, p->max_rollback),
                            .align = 1,
                            .lead = lead};
     if (layer->compress_ratio != 0)
-        describe_compressor(layer, p, layer->head_dim, &descs[TAMIS_DSA_STATE],
+        describe_compressor(layer, p, &kv, &descs[TAMIS_DSA_STATE],
                             &descs[TAMIS_DSA_CKV]);
     if (layer->compress_ratio == 4 && !layer->reuse_topk)
-        describe_compressor(layer, p, layer->index_head_dim, &descs[TAMIS_DSA_INDEX_STATE],
+        describe_compressor(layer, p, &index_key, &descs[TAMIS_DSA_INDEX_STATE],
                             &descs[TAMIS_DSA_INDEX_KEY]);
 }
 
@@ -62,8 +89,11 @@ static const char *const role_names[TAMIS_DSA_NUM_ROLES] = {"window", "state", "
 static tamis_status describe(tamis_dsa_caches *caches, const tamis_dsa_config *layers,
                              int32_t n_layers, const tamis_cache_params *params, tamis_error *err)
 {
-    for (int32_t i = 0; i < n_layers; i++)
+    tamis_row_format kv, index_key;
+    for (int32_t i = 0; i < n_layers; i++) {
         TAMIS_TRY(tamis_dsa_config_check(&layers[i], err));
+        TAMIS_TRY(tamis_dsa_row_formats(&kv, &index_key, &layers[i], params, err));
+    }
     TAMIS_TRY(tamis_layer_caches_describe(&caches->base, layers, n_layers, TAMIS_DSA_NUM_ROLES,
                                           params, describe_layer, err));
     caches->base.role_names = role_names;

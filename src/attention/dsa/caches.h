@@ -13,6 +13,12 @@ struct tamis_dsa_caches {
 tamis_status tamis_dsa_config_check(const tamis_dsa_config *config, tamis_error *err);
 bool tamis_dsa_config_equal(const tamis_dsa_config *a, const tamis_dsa_config *b);
 
+/* Formats of a layer's rows under these params; index_key only if it has an indexer. errors: see
+ * row_choice.h */
+tamis_status tamis_dsa_row_formats(tamis_row_format *kv, tamis_row_format *index_key,
+                                   const tamis_dsa_config *layer, const tamis_cache_params *params,
+                                   tamis_error *err);
+
 /* NULL if the layer has no such cache. */
 static inline const tamis_cache *tamis_dsa_cache(const tamis_dsa_caches *caches, int32_t layer_idx,
                                                  tamis_dsa_role role)

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/mem.h"
 #include "core/size.h"
+#include "ops/linear.h"
 #include "ops/rope_table.h"
 #include "ops/sparse_attn.h"
 
@@ -87,6 +88,23 @@ static int64_t scratch_need(const tamis_dsa_config *c)
     return tamis_round_up(need, TAMIS_LANES);
 }
 
+/* Of the passes of forward.c the two with the widest inputs: all that reads x, and the groups of
+ * wo_a, each with an input of its own. */
+static size_t input_need(const tamis_dsa_plan *plan)
+{
+    const int64_t n_tokens = plan->params.max_num_batched_tokens;
+    size_t need = 0;
+    for (int32_t i = 0; i < plan->n_layers; i++) {
+        const tamis_dsa_config *c = &plan->layers[i];
+        const size_t inputs = tamis_linear_input_bytes(7, 2 * n_tokens, largest_cols(c));
+        const size_t groups = tamis_linear_input_bytes(c->o_groups, c->o_groups * n_tokens,
+                                                       q_width(c) / c->o_groups);
+        need = inputs > need ? inputs : need;
+        need = groups > need ? groups : need;
+    }
+    return need;
+}
+
 static int32_t longest_list(const tamis_dsa_config *c, int32_t max_model_len)
 {
     const int32_t window = c->sliding_window < max_model_len ? c->sliding_window : max_model_len;
@@ -137,7 +155,6 @@ static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
     tamis_dsa_workspace *ws = &plan->ws;
     const size_t n_tokens = (size_t)plan->params.max_num_batched_tokens;
     const size_t n_threads = (size_t)plan->params.n_threads;
-    const size_t kv_bytes = (size_t)tamis_dtype_bits(plan->kv_cache_dtype) / 8;
 #define TAKE(field, width)                                                                         \
     ws->field = tamis_arena_take(arena, n_tokens * (size_t)max_of(plan, width), sizeof *ws->field)
     TAKE(qa, q_lora_rank);
@@ -147,15 +164,17 @@ static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
     TAKE(q, q_width);
     TAKE(low, low_width);
 #undef TAKE
-    ws->kv_rows = tamis_arena_take(arena, n_tokens * (size_t)max_of(plan, head_dim), kv_bytes);
+    ws->kv_rows = tamis_arena_take(arena, n_tokens, (size_t)plan->kv_row_bytes);
     ws->attn_partials = tamis_arena_take(arena, partial_need(plan), sizeof(float));
     const tamis_indexer_dims dims = {(int32_t)max_of(plan, index_n_heads),
                                      (int32_t)max_of(plan, index_head_dim),
                                      (int32_t)max_of(plan, index_topk)};
-    tamis_indexer_layout(&ws->indexer, dims, plan->params.max_num_batched_tokens,
+    tamis_indexer_layout(&ws->indexer, plan->numerics, dims, plan->params.max_num_batched_tokens,
                          plan->params.n_threads, arena);
     plan->scratch_floats = (size_t)max_of(plan, scratch_need);
     plan->scratch = tamis_arena_take(arena, n_threads * plan->scratch_floats, sizeof(float));
+    plan->input_bytes = plan->numerics == TAMIS_PROFILE_EXACT ? 0 : input_need(plan);
+    plan->inputs = tamis_arena_take(arena, plan->input_bytes, 1);
 }
 
 static void layout(tamis_dsa_plan *plan, tamis_arena *arena)
@@ -213,9 +232,10 @@ static tamis_status collect_kinds(tamis_dsa_plan *plan, tamis_error *err)
 
 /* Limits and kinds; nothing is laid out yet. */
 static tamis_status set_up(tamis_dsa_plan *plan, const tamis_dsa_config *layers, int32_t n_layers,
-                           const tamis_plan_params *params, tamis_dtype kv_cache_dtype,
-                           int32_t block_tokens, tamis_error *err)
+                           const tamis_plan_params *params, const tamis_cache_params *caches,
+                           tamis_error *err)
 {
+    const int32_t block_tokens = caches->block_tokens;
     TAMIS_TRY(tamis_plan_params_check(params, err));
     if (n_layers < 1 || block_tokens < 128 || block_tokens % 128 != 0)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
@@ -225,7 +245,12 @@ static tamis_status set_up(tamis_dsa_plan *plan, const tamis_dsa_config *layers,
     plan->params = *params;
     plan->layers = layers;
     plan->n_layers = n_layers;
-    plan->kv_cache_dtype = kv_cache_dtype;
+    plan->numerics = caches->profile;
+    for (int32_t i = 0; i < n_layers; i++) {
+        tamis_row_format kv, index_key;
+        TAMIS_TRY(tamis_dsa_row_formats(&kv, &index_key, &layers[i], caches, err));
+        plan->kv_row_bytes = kv.row_bytes > plan->kv_row_bytes ? kv.row_bytes : plan->kv_row_bytes;
+    }
     TAMIS_TRY(collect_kinds(plan, err));
     plan->step = (tamis_step){.max_tokens = params->max_num_batched_tokens,
                               .max_reqs = params->max_num_seqs,
@@ -252,14 +277,15 @@ static tamis_status measure(tamis_dsa_plan *plan, size_t *bytes, tamis_error *er
 }
 
 tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers, int32_t n_layers,
-                                    const tamis_plan_params *params, tamis_dtype kv_cache_dtype,
-                                    int32_t block_tokens, uint64_t *bytes, tamis_error *err)
+                                    const tamis_plan_params *params,
+                                    const tamis_cache_params *caches, uint64_t *bytes,
+                                    tamis_error *err)
 {
     tamis_dsa_plan plan = {0};
     size_t used = 0;
     for (int32_t i = 0; i < n_layers; i++)
         TAMIS_TRY(tamis_dsa_config_check(&layers[i], err));
-    TAMIS_TRY(set_up(&plan, layers, n_layers, params, kv_cache_dtype, block_tokens, err));
+    TAMIS_TRY(set_up(&plan, layers, n_layers, params, caches, err));
     TAMIS_TRY(measure(&plan, &used, err));
     *bytes = used + sizeof plan;
     return TAMIS_STATUS_OK;
@@ -286,8 +312,7 @@ tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out, const tamis_dsa_caches *c
     if (plan == NULL)
         return tamis_fail_memory(err, "plan", sizeof *plan);
     TAMIS_TRY_GOTO(set_up(plan, caches->layers, caches->base.n_layers, params,
-                          caches->base.params.kv_cache_dtype, caches->base.params.block_tokens,
-                          err));
+                          &caches->base.params, err));
     plan->step.n_blocks = caches->base.store.n_blocks;
     plan->step.n_slots = caches->base.store.n_slots;
     plan->preprocessed = -1;
@@ -345,7 +370,7 @@ static void build_lists(tamis_dsa_kind *kind, const tamis_step *step, int32_t *u
     if (c->compress_ratio != 4)
         return;
     for (int32_t t = 0; t < step->n_tokens; t++)
-        units[t] = tamis_index_units(kind->visible[t], c->index_topk);
+        units[t] = tamis_index_units(kind->visible[t], c->index_topk, false);
     tamis_partition_set(&kind->index, units, step->n_tokens);
 }
 

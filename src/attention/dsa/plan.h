@@ -32,7 +32,7 @@ typedef struct tamis_dsa_kind {
 typedef struct tamis_dsa_workspace {
     float *qa;          /* [T][q_lora_rank]; normed in place */
     float *kv;          /* [T][head_dim] */
-    uint8_t *kv_rows;   /* [T][head_dim] in the cache's dtype: rows of this step */
+    uint8_t *kv_rows;   /* [T][row_bytes of the window cache]: rows of this step */
     float *state;       /* [T][2 * width] u | z of the main compressor */
     float *index_state; /* [T][2 * width] of the indexer's */
     float *q;           /* [T][num_heads * head_dim]; attention output in place */
@@ -45,7 +45,8 @@ struct tamis_dsa_plan {
     tamis_plan_params params;
     const tamis_dsa_config *layers; /* the caches' copy */
     int32_t n_layers;
-    tamis_dtype kv_cache_dtype;
+    tamis_profile numerics; /* of the caches */
+    int32_t kv_row_bytes; /* of the widest layer */
     int32_t *kind_of_layer; /* [n_layers] */
     tamis_dsa_kind kinds[TAMIS_DSA_MAX_KINDS];
     int32_t n_kinds;
@@ -55,6 +56,8 @@ struct tamis_dsa_plan {
     tamis_dsa_workspace ws;
     float *scratch; /* [n_threads][scratch_floats] */
     size_t scratch_floats;
+    void *inputs; /* quantised inputs of linear layers, see tamis_exec */
+    size_t input_bytes;
     int32_t preprocessed;  /* layer whose rows are in place and that has not attended, -1: none */
     atomic_bool has_fault; /* a NaN or infinity came up in the running layer */
     tamis_attn_profile *profile; /* NULL: off */

@@ -40,7 +40,13 @@ tamis_dsa_call tamis_dsa_call_make(const tamis_dsa_layer *layer, int32_t layer_i
         .weights = &layer->weights,
         .plan = plan,
         .kind = &plan->kinds[plan->kind_of_layer[layer_idx]],
-        .exec = {team, tamis_kernels_current(), plan->scratch, plan->scratch_floats},
+        .exec = {.team = team,
+                 .kernels = tamis_kernels_current(),
+                 .scratch = plan->scratch,
+                 .scratch_floats = plan->scratch_floats,
+                 .profile = plan->numerics,
+                 .inputs = plan->inputs,
+                 .input_bytes = plan->input_bytes},
         .window = tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_WINDOW),
         .ckv = tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_CKV),
         .index_key = tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_INDEX_KEY),
@@ -82,8 +88,9 @@ static void prepare_kv(tamis_dsa_call *call, int64_t token)
     k->rmsnorm(kv, kv, call->weights->kv_norm, c->head_dim, c->rms_norm_eps);
     k->rope(kv + c->head_dim - c->rope_head_dim, cos_of(call, token), sin_of(call, token),
             num_pairs(call), false);
-    k->narrow(call->plan->ws.kv_rows + token * call->window->row_bytes, kv,
-              call->window->desc.dtype, c->head_dim);
+    uint8_t *row = call->plan->ws.kv_rows + token * call->window->row_bytes;
+    const tamis_row_format *format = &call->window->desc.format;
+    k->pack_row(row, row + format->scale_at, format, kv);
     report(call, k->all_finite(kv, c->head_dim));
 }
 
@@ -245,7 +252,7 @@ void tamis_dsa_run_attend(tamis_dsa_call *call)
                                 .num_heads = c->num_heads,
                                 .head_dim = c->head_dim,
                                 .value_dim = c->head_dim,
-                                .dtype = call->window->desc.dtype,
+                                .format = &call->window->desc.format,
                                 .scale = 1.0f / sqrtf((float)c->head_dim),
                                 .sink = call->weights->attn_sink,
                                 .partition = &call->kind->attn,

@@ -2,21 +2,48 @@
 
 #include <string.h>
 
+#include "attention/common/row_choice.h"
 #include "core/error.h"
 #include "core/mem.h"
+
+static const tamis_row_choice choices[] = {
+    {TAMIS_PROFILE_EXACT, TAMIS_DTYPE_BF16, TAMIS_ROWS_BF16, TAMIS_ROWS_BF16},
+    {TAMIS_PROFILE_EXACT, TAMIS_DTYPE_F32, TAMIS_ROWS_F32, TAMIS_ROWS_F32},
+    {TAMIS_PROFILE_OFFICIAL, TAMIS_DTYPE_F8_E4M3, TAMIS_ROWS_LATENT_FLASHMLA, TAMIS_ROWS_INDEX_FP8},
+    {TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_BF16, TAMIS_ROWS_BF16, TAMIS_ROWS_INDEX_INT8},
+    {TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_I8, TAMIS_ROWS_LATENT_ASCEND, TAMIS_ROWS_INDEX_INT8},
+};
+
+tamis_status tamis_sfa_row_formats(tamis_row_format *latent, tamis_row_format *index_key,
+                                   const tamis_sfa_config *layer, const tamis_cache_params *params,
+                                   tamis_error *err)
+{
+    const tamis_row_choice *choice;
+    TAMIS_TRY(tamis_row_choice_find(&choice, choices, sizeof choices / sizeof *choices, params, err));
+    const bool is_packed = choice->kv == TAMIS_ROWS_LATENT_FLASHMLA ||
+                           choice->kv == TAMIS_ROWS_LATENT_ASCEND;
+    TAMIS_TRY(tamis_row_format_make(latent, choice->kv, tamis_sfa_row_values(layer),
+                                    is_packed ? layer->qk_rope_head_dim : 0, err));
+    if (!tamis_sfa_has_indexer(layer))
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(tamis_check_index_rotation(params, layer->index_head_dim, err));
+    return tamis_row_format_make(index_key, choice->index_key, layer->index_head_dim, 0, err);
+}
 
 static void describe_layer(const void *layers, int32_t layer_idx, const tamis_cache_params *p,
                            tamis_cache_desc *descs)
 {
     const tamis_sfa_config *layer = (const tamis_sfa_config *)layers + layer_idx;
-    const tamis_cache_desc every_token = {
-        .life = TAMIS_CACHE_PAGED, .dtype = p->kv_cache_dtype, .rows = p->block_tokens};
+    const tamis_cache_desc every_token = {.life = TAMIS_CACHE_PAGED, .rows = p->block_tokens};
+    tamis_row_format latent, index_key;
+    if (tamis_sfa_row_formats(&latent, &index_key, layer, p, NULL) != TAMIS_STATUS_OK)
+        return; /* not after describe's check */
     descs[TAMIS_SFA_LATENT] = every_token;
-    descs[TAMIS_SFA_LATENT].values_per_row = tamis_sfa_row_values(layer);
+    descs[TAMIS_SFA_LATENT].format = latent;
     if (!tamis_sfa_has_indexer(layer))
         return;
     descs[TAMIS_SFA_INDEX_KEY] = every_token;
-    descs[TAMIS_SFA_INDEX_KEY].values_per_row = layer->index_head_dim;
+    descs[TAMIS_SFA_INDEX_KEY].format = index_key;
 }
 
 static const char *const role_names[TAMIS_SFA_NUM_ROLES] = {"latent", "index_key"};
@@ -25,8 +52,11 @@ static const char *const role_names[TAMIS_SFA_NUM_ROLES] = {"latent", "index_key
 static tamis_status describe(tamis_sfa_caches *caches, const tamis_sfa_config *layers,
                              int32_t n_layers, const tamis_cache_params *params, tamis_error *err)
 {
-    for (int32_t i = 0; i < n_layers; i++)
+    tamis_row_format latent, index_key;
+    for (int32_t i = 0; i < n_layers; i++) {
         TAMIS_TRY(tamis_sfa_config_check(&layers[i], err));
+        TAMIS_TRY(tamis_sfa_row_formats(&latent, &index_key, &layers[i], params, err));
+    }
     TAMIS_TRY(tamis_layer_caches_describe(&caches->base, layers, n_layers, TAMIS_SFA_NUM_ROLES,
                                           params, describe_layer, err));
     caches->base.role_names = role_names;

@@ -13,6 +13,12 @@ struct tamis_sfa_caches {
 tamis_status tamis_sfa_config_check(const tamis_sfa_config *config, tamis_error *err);
 bool tamis_sfa_config_equal(const tamis_sfa_config *a, const tamis_sfa_config *b);
 
+/* Formats of a layer's rows under these params; index_key only if it has an indexer. errors: see
+ * row_choice.h */
+tamis_status tamis_sfa_row_formats(tamis_row_format *latent, tamis_row_format *index_key,
+                                   const tamis_sfa_config *layer, const tamis_cache_params *params,
+                                   tamis_error *err);
+
 static inline int32_t tamis_sfa_row_values(const tamis_sfa_config *config)
 {
     return config->kv_lora_rank + config->qk_rope_head_dim;

@@ -72,6 +72,21 @@ static size_t partial_need(const tamis_sfa_plan *plan)
     return need;
 }
 
+/* Of the passes of forward.c: all that reads x, and the heads' value up-projections. */
+static size_t input_need(const tamis_sfa_plan *plan)
+{
+    const int64_t n_tokens = plan->params.max_num_batched_tokens;
+    size_t need = 0;
+    for (int32_t i = 0; i < plan->n_layers; i++) {
+        const tamis_sfa_config *c = &plan->layers[i];
+        const int64_t cols = tamis_max_i64(tamis_max_i64(c->hidden_size, c->q_lora_rank),
+                                           c->num_heads * c->v_head_dim);
+        const size_t inputs = tamis_linear_input_bytes(c->num_heads + 4, 2 * n_tokens, cols);
+        need = inputs > need ? inputs : need;
+    }
+    return need;
+}
+
 static void layout_kind(const tamis_sfa_plan *plan, tamis_sfa_kind *kind, tamis_arena *arena)
 {
     const int32_t max_tokens = plan->params.max_num_batched_tokens;
@@ -104,7 +119,7 @@ static void layout_workspace(tamis_sfa_plan *plan, tamis_arena *arena)
     const tamis_indexer_dims dims = {(int32_t)max_of(plan, index_n_heads),
                                      (int32_t)max_of(plan, index_head_dim),
                                      (int32_t)max_of(plan, index_topk)};
-    tamis_indexer_layout(&ws->indexer, dims, max_tokens, n_threads, arena);
+    tamis_indexer_layout(&ws->indexer, plan->numerics, dims, max_tokens, n_threads, arena);
     ws->jobs = tamis_arena_take(arena, (size_t)max_of(plan, num_heads), sizeof *ws->jobs);
     ws->attn_partials = tamis_arena_take(arena, partial_need(plan), sizeof(float));
     ws->given_len = tamis_arena_take(arena, (size_t)max_tokens, sizeof(int32_t));
@@ -112,6 +127,8 @@ static void layout_workspace(tamis_sfa_plan *plan, tamis_arena *arena)
     plan->scratch_floats = (size_t)max_of(plan, scratch_need);
     plan->scratch =
         tamis_arena_take(arena, (size_t)n_threads * plan->scratch_floats, sizeof(float));
+    plan->input_bytes = plan->numerics == TAMIS_PROFILE_EXACT ? 0 : input_need(plan);
+    plan->inputs = tamis_arena_take(arena, plan->input_bytes, 1);
 }
 
 static void layout(tamis_sfa_plan *plan, tamis_arena *arena)
@@ -169,8 +186,10 @@ static tamis_status collect_kinds(tamis_sfa_plan *plan, tamis_error *err)
 
 /* Limits and kinds; nothing is laid out yet. */
 static tamis_status set_up(tamis_sfa_plan *plan, const tamis_sfa_config *layers, int32_t n_layers,
-                           const tamis_plan_params *params, int32_t block_tokens, tamis_error *err)
+                           const tamis_plan_params *params, const tamis_cache_params *caches,
+                           tamis_error *err)
 {
+    const int32_t block_tokens = caches->block_tokens;
     TAMIS_TRY(tamis_plan_params_check(params, err));
     if (n_layers < 1 || block_tokens < 1)
         return tamis_fail(err, TAMIS_STATUS_INVALID,
@@ -179,6 +198,7 @@ static tamis_status set_up(tamis_sfa_plan *plan, const tamis_sfa_config *layers,
     plan->params = *params;
     plan->layers = layers;
     plan->n_layers = n_layers;
+    plan->numerics = caches->profile;
     TAMIS_TRY(collect_kinds(plan, err));
     plan->step = (tamis_step){.max_tokens = params->max_num_batched_tokens,
                               .max_reqs = params->max_num_seqs,
@@ -205,14 +225,15 @@ static tamis_status measure(tamis_sfa_plan *plan, size_t *bytes, tamis_error *er
 }
 
 tamis_status tamis_sfa_plan_measure(const tamis_sfa_config *layers, int32_t n_layers,
-                                    const tamis_plan_params *params, int32_t block_tokens,
-                                    uint64_t *bytes, tamis_error *err)
+                                    const tamis_plan_params *params,
+                                    const tamis_cache_params *caches, uint64_t *bytes,
+                                    tamis_error *err)
 {
     tamis_sfa_plan plan = {0};
     size_t used = 0;
     for (int32_t i = 0; i < n_layers; i++)
         TAMIS_TRY(tamis_sfa_config_check(&layers[i], err));
-    TAMIS_TRY(set_up(&plan, layers, n_layers, params, block_tokens, err));
+    TAMIS_TRY(set_up(&plan, layers, n_layers, params, caches, err));
     TAMIS_TRY(measure(&plan, &used, err));
     *bytes = used + sizeof plan;
     return TAMIS_STATUS_OK;
@@ -239,7 +260,7 @@ tamis_status tamis_sfa_plan_open(tamis_sfa_plan **out, const tamis_sfa_caches *c
     if (plan == NULL)
         return tamis_fail_memory(err, "plan", sizeof *plan);
     TAMIS_TRY_GOTO(set_up(plan, caches->layers, caches->base.n_layers, params,
-                          caches->base.params.block_tokens, err));
+                          &caches->base.params, err));
     plan->step.n_blocks = caches->base.store.n_blocks;
     TAMIS_TRY_GOTO(take_memory(plan, err));
     for (int32_t i = 0; i < plan->n_kinds; i++)
@@ -279,7 +300,7 @@ static void build_lists(const tamis_sfa_plan *plan, tamis_sfa_kind *kind)
     if (topk == 0)
         return;
     for (int32_t t = 0; t < step->n_tokens; t++)
-        step->units[t] = tamis_index_units(plan->visible[t], topk);
+        step->units[t] = tamis_index_units(plan->visible[t], topk, false);
     tamis_partition_set(&kind->index, step->units, step->n_tokens);
 }
 

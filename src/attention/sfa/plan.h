@@ -52,6 +52,7 @@ struct tamis_sfa_plan {
     tamis_plan_params params;
     const tamis_sfa_config *layers; /* the caches' copy */
     int32_t n_layers;
+    tamis_profile numerics; /* of the caches */
     int32_t *kind_of_layer; /* [n_layers] */
     tamis_sfa_kind kinds[TAMIS_SFA_MAX_KINDS];
     int32_t n_kinds;
@@ -62,6 +63,8 @@ struct tamis_sfa_plan {
     tamis_sfa_workspace ws;
     float *scratch; /* [n_threads][scratch_floats] */
     size_t scratch_floats;
+    void *inputs; /* quantised inputs of linear layers, see tamis_exec */
+    size_t input_bytes;
     int32_t running_layer; /* of `progress` */
     tamis_sfa_progress progress;
     int32_t selected_by;   /* layer whose selection of this step stands, -1: none */

@@ -24,7 +24,13 @@ tamis_sfa_call tamis_sfa_call_make(const tamis_sfa_layer *layer, int32_t layer_i
         .weights = &layer->weights,
         .plan = plan,
         .kind = &plan->kinds[plan->kind_of_layer[layer_idx]],
-        .exec = {team, tamis_kernels_current(), plan->scratch, plan->scratch_floats},
+        .exec = {.team = team,
+                 .kernels = tamis_kernels_current(),
+                 .scratch = plan->scratch,
+                 .scratch_floats = plan->scratch_floats,
+                 .profile = plan->numerics,
+                 .inputs = plan->inputs,
+                 .input_bytes = plan->input_bytes},
         .latent = tamis_layer_cache(&caches->base, layer_idx, TAMIS_SFA_LATENT),
         .index_key = tamis_layer_cache(&caches->base, layer_idx, TAMIS_SFA_INDEX_KEY)};
 }
@@ -66,9 +72,10 @@ static rope_fn index_rope(const tamis_sfa_call *call)
 static void store(const tamis_sfa_call *call, const tamis_cache *cache, const float *row,
                   int32_t token)
 {
-    const int64_t n = cache->desc.values_per_row;
-    call->exec.kernels->narrow(row_of(call, cache, token, call->plan->step.tok_pos[token]), row,
-                               cache->desc.dtype, n);
+    const tamis_row_format *format = &cache->desc.format;
+    const int64_t n = format->num_values;
+    uint8_t *to = row_of(call, cache, token, call->plan->step.tok_pos[token]);
+    call->exec.kernels->pack_row(to, to + format->scale_at, format, row);
     tamis_sfa_report(call, call->exec.kernels->all_finite(row, n));
 }
 
@@ -207,7 +214,7 @@ static void run_attention(const tamis_sfa_call *call, const position_lists *list
                                 .num_heads = c->num_heads,
                                 .head_dim = tamis_sfa_row_values(c),
                                 .value_dim = c->kv_lora_rank,
-                                .dtype = call->latent->desc.dtype,
+                                .format = &call->latent->desc.format,
                                 .scale = c->softmax_scale,
                                 .partition = partition,
                                 .list_len = list_len,

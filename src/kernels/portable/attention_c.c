@@ -20,7 +20,8 @@ TAMIS_KERNEL_index_score(tamis_index_score_c)
 {
     for (int64_t j = 0; j < n_keys; j++) {
         float *key = scratch, acc[TAMIS_LANES] = {0};
-        tamis_widen_c(key, (const uint8_t *)keys + j * key_stride, dtype, head_dim);
+        const uint8_t *row = (const uint8_t *)keys + j * key_stride;
+        tamis_widen_c(key, row + format->coded_at, format->dtype, head_dim);
         for (int64_t first = 0; first < n_heads; first += TAMIS_LANES) {
             float dot[TAMIS_LANES];
             panel_dot(dot, q_panels + first * head_dim, key, head_dim);
@@ -30,13 +31,70 @@ TAMIS_KERNEL_index_score(tamis_index_score_c)
             }
         }
         scores[j] = tamis_lanes_sum(acc);
+        if (format->group_size != 0)
+            scores[j] *= tamis_load_f32(row + format->scale_at);
     }
 }
 
-/* Softmax of one head's scores in place: s becomes p; returns l and the maximum in *m. */
+static float bf16(float x)
+{
+    return tamis_bf16_to_f32(tamis_f32_to_bf16(x));
+}
+
+/* dot of one head and key: integer sums of groups, scaled. q_scale of the head. */
+static float dot_f4(const int8_t *q, const float *q_scale, const uint8_t *row, int64_t head_dim,
+                    const tamis_row_format *format)
+{
+    const uint8_t *key = row + format->coded_at, *key_scale = row + format->scale_at;
+    float dot = 0.0f;
+    for (int64_t begin = 0, g = 0; begin < head_dim; begin += format->group_size, g++) {
+        const int64_t end =
+            head_dim - begin < format->group_size ? head_dim : begin + format->group_size;
+        int32_t sum = 0;
+        for (int64_t d = begin; d < end; d++)
+            sum += q[d] * (int32_t)(2.0f * tamis_weight_decode(TAMIS_DTYPE_F4_E2M1, key, d));
+        dot += (float)sum * (q_scale[g] * tamis_f8_e8m0_to_f32(key_scale[g])) * 0.25f;
+    }
+    return bf16(dot);
+}
+
+TAMIS_KERNEL_index_score_f4(tamis_index_score_f4_c)
+{
+    const int32_t n_groups = tamis_row_num_groups(format);
+    for (int64_t j = 0; j < n_keys; j++) {
+        const uint8_t *row = (const uint8_t *)keys + j * key_stride;
+        float acc[TAMIS_LANES] = {0};
+        for (int64_t h = 0; h < n_heads; h++) {
+            const float dot = dot_f4(q + h * head_dim, q_scale + h * n_groups, row, head_dim, format);
+            acc[h % TAMIS_LANES] += bf16(weights[h] * (dot <= 0.0f ? 0.0f : dot));
+        }
+        scores[j] = bf16(tamis_lanes_sum(acc));
+    }
+}
+
+TAMIS_KERNEL_index_score_i8(tamis_index_score_i8_c)
+{
+    for (int64_t j = 0; j < n_keys; j++) {
+        const uint8_t *row = (const uint8_t *)keys + j * key_stride;
+        const uint8_t *key = row + format->coded_at;
+        float acc[TAMIS_LANES] = {0};
+        for (int64_t h = 0; h < n_heads; h++) {
+            int32_t dot = 0;
+            for (int64_t d = 0; d < head_dim; d++)
+                dot += q[h * head_dim + d] * (int32_t)(int8_t)key[d];
+            const float step = (float)(dot > 0 ? dot : 0) * 0x1p-10f;
+            acc[h % TAMIS_LANES] = fmaf(weights[h], tamis_f16_to_f32(tamis_f32_to_f16(step)),
+                                        acc[h % TAMIS_LANES]);
+        }
+        scores[j] =
+            tamis_lanes_sum(acc) * tamis_f16_to_f32(tamis_load_u16(row + format->scale_at));
+    }
+}
+
+/* Softmax of one head's scores in place: s becomes p; returns l and the maximum from *m on in *m. */
 static float softmax_scores(float *s, int64_t stride, int64_t n_rows, float *m)
 {
-    float top = -INFINITY, l = 0.0f;
+    float top = *m, l = 0.0f;
     for (int64_t j = 0; j < n_rows; j++)
         top = s[j * stride] > top ? s[j * stride] : top;
     for (int64_t j = 0; j < n_rows; j++) {
@@ -48,13 +106,31 @@ static float softmax_scores(float *s, int64_t stride, int64_t n_rows, float *m)
     return l;
 }
 
+/* Maximum, sum and the factor of what was there before of one head; p, rounded if running, in s. */
+static float head_softmax(float *s, int64_t n_rows, float *m, float *l, bool is_running)
+{
+    const float before = is_running ? *m : -INFINITY;
+    *m = before;
+    const float sum = softmax_scores(s, TAMIS_LANES, n_rows, m);
+    if (!is_running) {
+        *l = sum;
+        return 0.0f;
+    }
+    const float shrink = tamis_math_exp(before - *m);
+    *l = fmaf(*l, shrink, sum);
+    for (int64_t j = 0; j < n_rows; j++)
+        s[j * TAMIS_LANES] = bf16(s[j * TAMIS_LANES]);
+    return shrink;
+}
+
 TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_c)
 {
     const int64_t row_floats = (head_dim + 15) / 16 * 16;
     float *values = scratch;                                 /* [n_rows][row_floats] */
     float *scores = scratch + TAMIS_ATTN_CHUNK * row_floats; /* [n_rows][16], one panel at a time */
     for (int64_t j = 0; j < n_rows; j++)
-        tamis_widen_c(values + j * row_floats, rows[j], dtype, head_dim);
+        tamis_unpack_row_c(values + j * row_floats, rows[j],
+                           (const uint8_t *)rows[j] + format->scale_at, format);
     for (int64_t h = 0; h < n_heads; h++) {
         const int64_t lane = h % TAMIS_LANES;
         if (lane == 0)
@@ -64,10 +140,10 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_c)
                 for (int k = 0; k < TAMIS_LANES; k++)
                     s[k] *= scale;
             }
-        l[h] = softmax_scores(scores + lane, TAMIS_LANES, n_rows, &m[h]);
+        const float shrink = head_softmax(scores + lane, n_rows, &m[h], &l[h], is_running);
         float *out = o + h * o_stride;
         for (int64_t d = 0; d < value_dim; d++)
-            out[d] = 0.0f;
+            out[d] = is_running ? out[d] * shrink : 0.0f;
         for (int64_t j = 0; j < n_rows; j++)
             for (int64_t d = 0; d < value_dim; d++)
                 out[d] = fmaf(scores[j * TAMIS_LANES + lane], values[j * row_floats + d], out[d]);

@@ -5,9 +5,10 @@
 #include "kernels/formats.h"
 
 /* Decoded values of columns [begin, end) of a row, without the scale. */
-static void decode_span(float *dst, const tamis_matrix *w, const uint8_t *row, int64_t begin,
+static void decode_span(float *dst, const tamis_matrix *w, int64_t row_idx, int64_t begin,
                         int64_t end)
 {
+    const uint8_t *row = tamis_weight_row(w, row_idx);
     switch (w->dtype) {
     case TAMIS_DTYPE_F32:
     case TAMIS_DTYPE_BF16:
@@ -19,6 +20,14 @@ static void decode_span(float *dst, const tamis_matrix *w, const uint8_t *row, i
         for (int64_t c = begin; c < end; c++)
             dst[c - begin] = tamis_f4_e2m1_to_f32((uint8_t)(row[c / 2] >> (c % 2 * 4)));
         break;
+    case TAMIS_DTYPE_I8:
+        for (int64_t c = begin; c < end; c++)
+            dst[c - begin] = (float)(int8_t)row[c];
+        break;
+    case TAMIS_DTYPE_I4:
+        for (int64_t c = begin; c < end; c++)
+            dst[c - begin] = (float)tamis_i4_decode(row, row_idx, c);
+        break;
     default:
         assert(!"dtype that linear layers do not have");
     }
@@ -26,7 +35,7 @@ static void decode_span(float *dst, const tamis_matrix *w, const uint8_t *row, i
 
 static void expand_span(float *dst, const tamis_matrix *w, int64_t row, int64_t begin, int64_t end)
 {
-    decode_span(dst, w, tamis_weight_row(w, row), begin, end);
+    decode_span(dst, w, row, begin, end);
     if (!w->scale)
         return;
     const uint8_t *scale_row = tamis_scale_row(w, row);
@@ -70,6 +79,24 @@ TAMIS_KERNEL_linear_t(tamis_linear_t_c)
                 for (int64_t c = begin; c < end; c++)
                     acc[c] = fmaf(scratch[c - begin], in, acc[c]);
             }
+        }
+    }
+}
+
+TAMIS_KERNEL_linear_i8(tamis_linear_i8_c)
+{
+    for (int64_t r = row_begin; r < row_end; r++) {
+        const uint8_t *row = tamis_weight_row(w, r);
+        for (int64_t t = 0; t < n_tokens; t++) {
+            const int8_t *in = x + t * x_stride;
+            int32_t acc = bias ? bias[r] : 0;
+            for (int64_t c = 0; c < w->cols; c++)
+                acc += in[c] * (w->dtype == TAMIS_DTYPE_I4 ? tamis_i4_decode(row, r, c)
+                                                           : (int32_t)(int8_t)row[c]);
+            float value = (float)acc * row_scale[r];
+            if (token_scale)
+                value *= token_scale[t];
+            y[t * y_stride + r - row_begin] = value;
         }
     }
 }

@@ -56,6 +56,32 @@ static TAMIS_ALWAYS_INLINE void dot_tile(int n_rows, v16 dot[TILE_ROWS], const f
     }
 }
 
+/* A row of a cache to f32, zeros up to the next multiple of 16. */
+static void expand_row(float *dst, const void *row, const tamis_row_format *format,
+                       int64_t head_dim)
+{
+    if (format->group_size == 0) {
+        cached_row_expand(dst, row, format->dtype, head_dim);
+        return;
+    }
+    tamis_unpack_row_c(dst, row, (const uint8_t *)row + format->scale_at, format);
+    for (int64_t d = head_dim; d < round_up_16(head_dim); d++)
+        dst[d] = 0.0f;
+}
+
+/* The codes of a key without its scale. */
+static void expand_codes(float *dst, const uint8_t *row, const tamis_row_format *format,
+                         int64_t head_dim)
+{
+    if (format->dtype == TAMIS_DTYPE_F8_E4M3) {
+        tamis_widen_avx2(dst, row + format->coded_at, format->dtype, head_dim);
+        for (int64_t d = head_dim; d < round_up_16(head_dim); d++)
+            dst[d] = 0.0f;
+    } else {
+        cached_row_expand(dst, row, format->dtype, head_dim);
+    }
+}
+
 /* ---------------------------------------------------------------- index scores */
 
 /* +0 where v <= 0, else v (NaN stays); `keep` clears the lanes that hold no head. */
@@ -90,8 +116,8 @@ TAMIS_KERNEL_index_score(tamis_index_score_avx2)
     float *expanded = scratch;           /* [n_keys][stride] */
     float *sums = scratch + 64 * stride; /* [n_keys][16] */
     for (int64_t j = 0; j < n_keys; j++)
-        cached_row_expand(expanded + j * stride, (const uint8_t *)keys + j * key_stride, dtype,
-                          head_dim);
+        expand_codes(expanded + j * stride, (const uint8_t *)keys + j * key_stride, format,
+                     head_dim);
     memset(sums, 0, (size_t)n_keys * TAMIS_LANES * sizeof *sums);
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES)
         for (int64_t j = 0; j < n_keys; j += TILE_ROWS) {
@@ -101,8 +127,12 @@ TAMIS_KERNEL_index_score(tamis_index_score_avx2)
             WITH_CONSTANT(n_keys - j, SCORE_TILE)
 #undef SCORE_TILE
         }
-    for (int64_t j = 0; j < n_keys; j++)
+    for (int64_t j = 0; j < n_keys; j++) {
+        const uint8_t *row = (const uint8_t *)keys + j * key_stride;
         scores[j] = v16_sum(v16_load(sums + j * TAMIS_LANES));
+        if (format->group_size != 0)
+            scores[j] *= tamis_load_f32(row + format->scale_at);
+    }
 }
 
 /* ---------------------------------------------------------------- attention */
@@ -139,31 +169,51 @@ static void panel_scores(float *scores, int64_t score_stride, const float *panel
     }
 }
 
-/* Scores of 8 heads become p in place; m and l of the first `here` of them are stored. */
-static void softmax_8(float *scores, int64_t score_stride, int64_t n_rows, float *m, float *l,
-                      int64_t here)
+/*
+ * Scores of 8 heads become p in place; m and l of the first `here` of them are stored. Running: they
+ * go on from what m and l hold, shrink[0..7] is the factor of what was there, p is rounded.
+ */
+static TAMIS_ALWAYS_INLINE void softmax_8(float *scores, int64_t score_stride, int64_t n_rows,
+                                          float *m, float *l, int64_t here, bool is_running,
+                                          float *shrink)
 {
-    __m256 top = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
+    const __m256i lanes = first_lanes(here);
+    const __m256 before =
+        is_running ? _mm256_maskload_ps(m, lanes) : _mm256_set1_ps(-INFINITY);
+    __m256 top = before, sum = _mm256_setzero_ps();
     for (int64_t j = 0; j < n_rows; j++)
         top = _mm256_max_ps(_mm256_loadu_ps(scores + j * score_stride), top); /* s > m ? s : m */
     for (int64_t j = 0; j < n_rows; j++) {
         float *s = scores + j * score_stride;
         const __m256 p = exp_8(_mm256_sub_ps(_mm256_loadu_ps(s), top));
-        _mm256_storeu_ps(s, p);
+        _mm256_storeu_ps(s, is_running ? bf16_round_8(p) : p);
         sum = _mm256_add_ps(sum, p);
     }
-    _mm256_maskstore_ps(m, first_lanes(here), top);
-    _mm256_maskstore_ps(l, first_lanes(here), sum);
+    if (is_running) {
+        const __m256 factor = exp_8(_mm256_sub_ps(before, top));
+        _mm256_storeu_ps(shrink, factor);
+        sum = _mm256_fmadd_ps(_mm256_maskload_ps(l, lanes), factor, sum);
+    }
+    _mm256_maskstore_ps(m, lanes, top);
+    _mm256_maskstore_ps(l, lanes, sum);
 }
 
-/* o[i][0..15] = chain over rows of p[j][i] * value[j][0..15]; n of the 16 columns are stored. */
+/*
+ * o[i][0..15] = chain over rows of p[j][i] * value[j][0..15]; n of the 16 columns are stored. With
+ * shrink the chain starts from o[i] * shrink[i].
+ */
 static TAMIS_ALWAYS_INLINE void value_tile(int n_heads, float *o, int64_t o_stride, int64_t n,
                                            const float *p, int64_t p_stride, const float *values,
-                                           int64_t value_stride, int64_t n_rows)
+                                           int64_t value_stride, int64_t n_rows,
+                                           const float *shrink)
 {
     v16 sum[TILE_ROWS];
-    for (int i = 0; i < n_heads; i++)
-        sum[i] = v16_zero();
+    for (int i = 0; i < n_heads; i++) {
+        const v16 before = shrink == NULL     ? v16_zero()
+                           : n >= TAMIS_LANES ? v16_load(o + i * o_stride)
+                                              : v16_load_first(o + i * o_stride, n);
+        sum[i] = shrink == NULL ? before : v16_scale(before, _mm256_broadcast_ss(shrink + i));
+    }
     for (int64_t j = 0; j < n_rows; j++) {
         const v16 value = v16_in_registers(v16_load(values + j * value_stride));
         for (int i = 0; i < n_heads; i++) {
@@ -193,22 +243,25 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
     const int64_t score_stride = round_up_16(n_heads) + TAMIS_LANES;
     float *values = scratch;                                 /* [n_rows][row_stride] */
     float *scores = scratch + TAMIS_ATTN_CHUNK * row_stride; /* [n_rows][score_stride] */
-    const int64_t row_bytes = head_dim * (dtype == TAMIS_DTYPE_BF16 ? 2 : 4);
+    float *shrink = scores + TAMIS_ATTN_CHUNK * score_stride; /* [n_heads], up to 8 more */
     for (int64_t j = 0; j < n_rows; j++) {
         if (j + 2 < n_rows)
-            prefetch_row(rows[j + 2], row_bytes);
-        cached_row_expand(values + j * row_stride, rows[j], dtype, head_dim);
+            prefetch_row(rows[j + 2], format->row_bytes);
+        expand_row(values + j * row_stride, rows[j], format, head_dim);
     }
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES)
         panel_scores(scores + first, score_stride, q_panels + first * head_dim, values, row_stride,
                      n_rows, head_dim, scale);
     for (int64_t h = 0; h < n_heads; h += 8)
-        softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h);
+        if (is_running)
+            softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, true, shrink + h);
+        else
+            softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, false, NULL);
     for (int64_t d = 0; d < value_dim; d += TAMIS_LANES)
         for (int64_t h = 0; h < n_heads; h += TILE_ROWS) {
 #define VALUE_TILE(count)                                                                          \
     value_tile(count, o + h * o_stride + d, o_stride, value_dim - d, scores + h, score_stride,     \
-               values + d, row_stride, n_rows)
+               values + d, row_stride, n_rows, is_running ? shrink + h : NULL)
             WITH_CONSTANT(n_heads - h, VALUE_TILE)
 #undef VALUE_TILE
         }

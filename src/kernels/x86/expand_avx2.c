@@ -47,6 +47,18 @@ static TAMIS_ALWAYS_INLINE void expand_typed(tamis_dtype dtype, float *dst, cons
     }
 }
 
+/* Integers have one scale a row, or blocks as any other matrix. */
+static void expand_integers(float *dst, const tamis_matrix *w, int64_t row_idx, int64_t begin,
+                            int64_t end)
+{
+    const uint8_t *row = tamis_weight_row(w, row_idx);
+    for (int64_t c = begin; c < end; c++)
+        dst[c - begin] = w->dtype == TAMIS_DTYPE_I4 ? (float)tamis_i4_decode(row, row_idx, c)
+                                                    : (float)(int8_t)row[c];
+    for (int64_t c = begin; w->scale && c < end; c++)
+        dst[c - begin] *= tamis_scale_decode(w, tamis_scale_row(w, row_idx), c / w->block_cols);
+}
+
 void tamis_expand_span_avx2(float *dst, const tamis_matrix *w, int64_t row, int64_t begin,
                             int64_t end)
 {
@@ -62,6 +74,10 @@ void tamis_expand_span_avx2(float *dst, const tamis_matrix *w, int64_t row, int6
         break;
     case TAMIS_DTYPE_F8_E4M3:
         expand_typed(TAMIS_DTYPE_F8_E4M3, dst, w, row, begin, end);
+        break;
+    case TAMIS_DTYPE_I8:
+    case TAMIS_DTYPE_I4:
+        expand_integers(dst, w, row, begin, end);
         break;
     default:
         expand_typed(TAMIS_DTYPE_F4_E2M1, dst, w, row, begin, end);

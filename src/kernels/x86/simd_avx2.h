@@ -105,6 +105,14 @@ static TAMIS_ALWAYS_INLINE __m256 bf16_widen_8(const uint8_t *p)
 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_8_words(p)), 16));
 }
+/* tamis_f32_to_bf16 and back; not for NaN. */
+static TAMIS_ALWAYS_INLINE __m256 bf16_round_8(__m256 x)
+{
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32((int)0xffff0000u)));
+}
 static TAMIS_ALWAYS_INLINE v16 bf16_widen(const uint8_t *p)
 {
     return (v16){bf16_widen_8(p), bf16_widen_8(p + 16)};
