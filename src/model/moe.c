@@ -60,6 +60,7 @@ void tamis_moe_layout(tamis_moe *moe, tamis_arena *arena)
     moe->first_row = tamis_arena_take(arena, n_experts + 1, sizeof(int32_t));
     moe->row_of = tamis_arena_take(arena, n_rows, sizeof(int32_t));
     moe->token_of = tamis_arena_take(arena, n_rows, sizeof(int32_t));
+    moe->row_weights = tamis_arena_take(arena, n_rows, sizeof(float));
     moe->rows = tamis_arena_take(arena, n_rows * (size_t)c->hidden_size, sizeof(float));
     moe->gate = tamis_arena_take(arena, inner, sizeof(float));
     moe->up = tamis_arena_take(arena, inner, sizeof(float));
@@ -76,14 +77,21 @@ size_t tamis_moe_scratch_floats(const tamis_model_config *config)
     return linear > routing ? linear : routing;
 }
 
+/* The largest of the four passes. Inputs of w1 and w3 count once: see project_up. */
 size_t tamis_moe_input_bytes(const tamis_model_config *config, int64_t n_tokens)
 {
-    const int64_t n_jobs = 2 * ((int64_t)config->n_routed_experts + 1);
-    const int64_t shared = (int64_t)config->moe_intermediate_size *
-                           tamis_max_i64(config->n_shared_experts, 1);
-    const int64_t cols = tamis_max_i64(tamis_max_i64(config->hidden_size, shared),
-                                       dense_width(config));
-    return tamis_linear_input_bytes(n_jobs, n_tokens * (config->num_experts_per_tok + 1), cols);
+    const int64_t n_experts = config->n_routed_experts, hidden = config->hidden_size;
+    const int64_t n_rows = n_tokens * config->num_experts_per_tok;
+    const int64_t shared = (int64_t)config->moe_intermediate_size * config->n_shared_experts;
+    const size_t sparse_up = tamis_linear_input_bytes(2 * n_experts + 2, n_rows + n_tokens, hidden);
+    const size_t sparse_down =
+        tamis_linear_input_bytes(n_experts + 1, n_rows, config->moe_intermediate_size) +
+        tamis_linear_input_bytes(1, n_tokens, shared);
+    const size_t dense_up = tamis_linear_input_bytes(2, n_tokens, hidden);
+    const size_t dense_down = tamis_linear_input_bytes(1, n_tokens, dense_width(config));
+    const size_t sparse = sparse_up > sparse_down ? sparse_up : sparse_down;
+    const size_t dense = dense_up > dense_down ? dense_up : dense_down;
+    return sparse > dense ? sparse : dense;
 }
 
 /* ---------------------------------------------------------------- router */
@@ -239,8 +247,9 @@ static void route_thread(void *arg, int thread_idx, int n_threads)
 /* Routing of every token. false: a logit or a biased score is not finite. */
 static bool route(moe_pass *pass)
 {
-    const tamis_linear_job job =
+    tamis_linear_job job =
         tamis_linear_full(&pass->weights->gate, pass->x, pass->moe->scores, pass->n_tokens);
+    job.keep_input = job.keep_output = true;
     tamis_linear_run(pass->exec, &job, 1);
     atomic_init(&pass->has_fault, false);
     tamis_team_run_sized(pass->exec->team,
@@ -271,6 +280,7 @@ static void group_by_expert(const moe_pass *pass)
         const int32_t row = next[moe->ids[i]]++;
         moe->row_of[i] = row;
         moe->token_of[row] = (int32_t)(i / k);
+        moe->row_weights[row] = moe->weights[i];
     }
     memmove(next + 1, next, (size_t)n_experts * sizeof *next);
     next[0] = 0;
@@ -311,8 +321,29 @@ static float *shared_up(const moe_pass *pass)
     return pass->moe->up + pass->n_tokens * per_token(pass) * width(pass);
 }
 
-/* w1 and w3 of every expert that has a token, and of the shared one, side by side. */
-static void project_up(const moe_pass *pass)
+/* Whether w1 and w3 of an expert read one quantised input, or at most one of them quantises. */
+static bool shares_input(const tamis_expert_weights *w)
+{
+    const tamis_static_quant *a = w->w1.input, *b = w->w3.input;
+    if (w->w1.dtype != w->w3.dtype)
+        return false;
+    if (a == NULL || b == NULL)
+        return a == b;
+    return a->input_scale == b->input_scale && a->input_offset == b->input_offset;
+}
+
+/* Whether all experts of the layer do; else w1 and w3 run one after the other, so that the
+ * quantised inputs of both never need room at once. */
+static bool shares_inputs(const moe_pass *pass)
+{
+    bool shares = shared_width(pass) == 0 || shares_input(&pass->weights->shared);
+    for (int64_t e = 0; shares && e < num_experts(pass); e++)
+        shares = shares_input(&pass->weights->experts[e]);
+    return shares;
+}
+
+/* Jobs of w1, w3 or both of every expert that has a token, and of the shared one. */
+static void project_up_with(const moe_pass *pass, bool with_w1, bool with_w3)
 {
     tamis_moe *moe = pass->moe;
     const tamis_expert_weights *shared = &pass->weights->shared;
@@ -323,18 +354,49 @@ static void project_up(const moe_pass *pass)
         const int64_t first = moe->first_row[e], n = num_rows_of(moe, e);
         const float *x =
             n == 1 ? pass->x + moe->token_of[first] * hidden : moe->rows + first * hidden;
-        if (n == 0)
-            continue;
-        moe->jobs[n_jobs++] = tamis_linear_full(&w->w1, x, moe->gate + first * width(pass), n);
-        moe->jobs[n_jobs++] = tamis_linear_full(&w->w3, x, moe->up + first * width(pass), n);
+        if (n > 0 && with_w1)
+            moe->jobs[n_jobs++] = tamis_linear_full(&w->w1, x, moe->gate + first * width(pass), n);
+        if (n > 0 && with_w3)
+            moe->jobs[n_jobs++] = tamis_linear_full(&w->w3, x, moe->up + first * width(pass), n);
     }
-    if (shared_width(pass) > 0) {
+    if (shared_width(pass) > 0 && with_w1)
         moe->jobs[n_jobs++] =
             tamis_linear_full(&shared->w1, pass->x, shared_gate(pass), pass->n_tokens);
+    if (shared_width(pass) > 0 && with_w3)
         moe->jobs[n_jobs++] =
             tamis_linear_full(&shared->w3, pass->x, shared_up(pass), pass->n_tokens);
-    }
     tamis_linear_run(pass->exec, moe->jobs, n_jobs);
+}
+
+/* w1 and w3 side by side wherever that is possible. */
+static void project_up(const moe_pass *pass)
+{
+    if (pass->exec->profile == TAMIS_PROFILE_EXACT || shares_inputs(pass)) {
+        project_up_with(pass, true, true);
+        return;
+    }
+    project_up_with(pass, true, false);
+    project_up_with(pass, false, true);
+}
+
+/* V4's vendor weighs the input of w2, all others its output. */
+static bool weighs_input(const moe_pass *pass)
+{
+    return pass->exec->profile == TAMIS_PROFILE_OFFICIAL &&
+           pass->moe->config->family == TAMIS_FAMILY_DEEPSEEK_V4;
+}
+
+/* Values [begin, end) of gate, as far as they belong to routed rows, times the row's weight. */
+static void weigh_inputs(const moe_pass *pass, int64_t begin, int64_t end)
+{
+    const int64_t w = width(pass);
+    end = tamis_min_i64(end, pass->n_tokens * per_token(pass) * w);
+    while (begin < end) {
+        const int64_t row = begin / w, n = tamis_min_i64(end, (row + 1) * w) - begin;
+        float *h = pass->moe->gate + begin;
+        pass->exec->kernels->scale(h, pass->moe->row_weights[row], h, n);
+        begin += n;
+    }
 }
 
 /* Routed and shared rows lie one after the other: one elementwise pass, gate becomes h. */
@@ -347,6 +409,9 @@ static void swiglu_thread(void *arg, int thread_idx, int n_threads)
     float *h = pass->moe->gate + begin;
     pass->exec->kernels->swiglu(h, h, pass->moe->up + begin, end - begin,
                                 pass->moe->config->swiglu_limit);
+    if (weighs_input(pass))
+        weigh_inputs(pass, begin, end);
+    tamis_exec_round(pass->exec, h, end - begin);
 }
 
 static void run_swiglu(moe_pass *pass)
@@ -381,10 +446,11 @@ static void combine_columns(const moe_pass *pass, int64_t token, int64_t first, 
     const tamis_moe *moe = pass->moe;
     float sum[GRAIN] = {0}, *y = pass->y + token * hidden_size(pass) + first;
     for (int64_t i = token * per_token(pass); i < (token + 1) * per_token(pass); i++)
-        kernels->axpy(sum, moe->weights[i], moe->rows + moe->row_of[i] * hidden_size(pass) + first,
-                      n);
+        kernels->axpy(sum, weighs_input(pass) ? 1 : moe->weights[i],
+                      moe->rows + moe->row_of[i] * hidden_size(pass) + first, n);
     if (shared_width(pass) > 0)
         kernels->add(sum, y, n);
+    tamis_exec_round(pass->exec, sum, n);
     memcpy(y, sum, (size_t)n * sizeof *y);
 }
 

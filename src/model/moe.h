@@ -13,6 +13,10 @@
  * A token's experts are kept in ascending order of their ids; both sums run in that order, the
  * shared expert is added last. Tokens are grouped by expert only to read each weight once: a row
  * of the linear kernel does not depend on its neighbours, so the grouping does not show.
+ *
+ * Profiles official and ascend: the router stays in f32; w1 . x, w3 . x, the product, e_j and y are
+ * rounded to BF16, the sum is f32. V4's vendor multiplies w_j into the product before it is rounded
+ * and w2 reads it: y = sum_j (w2 . bf16(w_j h_j)) + e_shared(x).
  * Source: V4 and V3.2 references inference/model.py (Gate, Expert, MoE, MLP).
  */
 #ifndef TAMIS_MODEL_MOE_H
@@ -35,6 +39,7 @@ typedef struct tamis_moe {
     int32_t *first_row;     /* [n_routed_experts + 1] rows of an expert, in order of tokens */
     int32_t *row_of;        /* [T][K] */
     int32_t *token_of;      /* [T K] */
+    float *row_weights;     /* [T K] weight of a row */
     float *rows;            /* [T K][H] inputs by expert, later their outputs */
     float *gate, *up;       /* [T K][I], then the shared expert's [T][I n_shared]; dense [T][D] */
     tamis_linear_job *jobs; /* [2 (n_routed_experts + 1)] */

@@ -54,15 +54,16 @@ static size_t head_rows(const tamis_net *net)
     return (size_t)(logits > drafts ? logits : drafts);
 }
 
-/* Quantised inputs of the widest pass outside attention: experts, or an MTP block's projections. */
+/* Quantised inputs of the widest pass outside attention: experts, or the projections into an MTP
+ * block: V4's e_proj and h_proj side by side, V3.2's eh_proj of rows twice as wide. */
 static size_t input_need(const tamis_net *net)
 {
     const tamis_model_config *c = net->config;
-    const int64_t n_tokens = net->params.plan.max_num_batched_tokens;
+    const int64_t n_tokens = net->params.plan.max_num_batched_tokens, hidden = c->hidden_size;
     const size_t moe = tamis_moe_input_bytes(c, n_tokens);
-    const size_t mtp = tamis_linear_input_bytes(TAMIS_MAX_HC_MULT + 2,
-                                                (TAMIS_MAX_HC_MULT + 1) * n_tokens,
-                                                2 * (int64_t)c->hidden_size);
+    const size_t mtp = c->family == TAMIS_FAMILY_DEEPSEEK_V4
+                           ? tamis_linear_input_bytes(2, (c->hc_mult + 1) * n_tokens, hidden)
+                           : tamis_linear_input_bytes(1, n_tokens, 2 * hidden);
     return net->params.draft && mtp > moe ? mtp : moe;
 }
 
@@ -191,6 +192,7 @@ static void embed_thread(void *arg, int thread_idx, int n_threads)
     for (int64_t t = begin; t < end; t++) {
         float *out = pass->out + t * pass->copies * hidden;
         net->exec.kernels->expand_row(out, pass->embed, pass->step->tokens[t]);
+        tamis_exec_round(&net->exec, out, hidden);
         for (int32_t i = 1; i < pass->copies; i++)
             memcpy(out + i * hidden, out, (size_t)hidden * sizeof *out);
         report(pass, net->exec.kernels->all_finite(out, hidden));
@@ -216,6 +218,7 @@ static void norm_thread(void *arg, int thread_idx, int n_threads)
         float *out = pass->out + i * pass->out_stride;
         kernels->rmsnorm(out, pass->in + i * hidden, pass->norm, hidden,
                          pass->net->config->rms_norm_eps);
+        tamis_exec_round(&pass->net->exec, out, hidden);
         report(pass, kernels->all_finite(out, hidden));
     }
 }
@@ -241,7 +244,8 @@ static void check_logits_thread(void *arg, int thread_idx, int n_threads)
 bool tamis_net_head(const tamis_net *net, const tamis_matrix *head, const tamis_net_step *step)
 {
     net_pass pass = {.net = net, .step = step};
-    const tamis_linear_job job = tamis_linear_full(head, net->head_x, step->logits, step->n_logits);
+    tamis_linear_job job = tamis_linear_full(head, net->head_x, step->logits, step->n_logits);
+    job.keep_input = job.keep_output = true;
     tamis_linear_run(&net->exec, &job, 1);
     return run(&pass, tamis_exec_is_worth_waking(step->n_logits, net->config->vocab_size / 8),
                check_logits_thread);

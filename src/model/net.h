@@ -153,7 +153,9 @@ static inline int32_t tamis_net_num_layers(const tamis_net *net)
 /* Limits of the plan of plan_draft: a step of so many tokens has no more requests. */
 tamis_plan_params tamis_net_draft_plan_params(const tamis_net *net);
 
-/* The row of `embed` of every token, `copies` times side by side: out [n_tokens][copies][H]. false:
+/* In profiles official and ascend the embedding and normed rows are BF16 values, logits f32.
+ *
+ * The row of `embed` of every token, `copies` times side by side: out [n_tokens][copies][H]. false:
  * a NaN or infinity came up. */
 bool tamis_net_embed(const tamis_net *net, const tamis_matrix *embed, const tamis_net_step *step,
                      int32_t copies, float *out);
