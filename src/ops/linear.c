@@ -4,6 +4,17 @@
 
 #include "core/size.h"
 
+/* ---------------------------------------------------------------- watch */
+
+static tamis_linear_watch_fn watch_fn;
+static void *watch_user;
+
+void tamis_linear_watch(tamis_linear_watch_fn fn, void *user)
+{
+    watch_fn = fn;
+    watch_user = user;
+}
+
 /* ---------------------------------------------------------------- inputs */
 
 typedef enum input_form {
@@ -231,6 +242,8 @@ void tamis_linear_run(const tamis_exec *exec, const tamis_linear_job *jobs, int6
 {
     linear_pass pass = {exec, jobs, n_jobs, 0, NULL};
     int64_t new_values = 0;
+    if (watch_fn != NULL)
+        watch_fn(watch_user, jobs, n_jobs);
     for (int64_t i = 0; i < n_jobs; i++)
         pass.total_cost += row_cost(&jobs[i]) * (jobs[i].row_end - jobs[i].row_begin);
     if (pass.total_cost == 0)

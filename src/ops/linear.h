@@ -33,6 +33,14 @@ typedef struct tamis_linear_job {
 } tamis_linear_job;
 
 /*
+ * For calibration (tools/quantize): fn sees the jobs of every tamis_linear_run of the process, on the
+ * stepping thread before they run. NULL, the default: nobody watches. Not to be set while a step
+ * runs.
+ */
+typedef void (*tamis_linear_watch_fn)(void *user, const tamis_linear_job *jobs, int64_t n_jobs);
+void tamis_linear_watch(tamis_linear_watch_fn fn, void *user);
+
+/*
  * Bytes of exec->inputs that a profile other than exact needs for n_jobs jobs, n_rows rows (summed over
  * jobs whose inputs differ) and at most `cols` columns.
  */
