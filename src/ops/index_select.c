@@ -49,18 +49,43 @@ static index_scratch carve(const tamis_index_job *job, float *base)
     return s;
 }
 
+static bool has_integer_keys(const tamis_index_job *job)
+{
+    return job->format->dtype == TAMIS_DTYPE_F4_E2M1 || job->format->dtype == TAMIS_DTYPE_I8;
+}
+
+/* A run of keys at a constant stride, by the kernel that their format needs. */
+static void score_run(const index_pass *pass, const index_scratch *s, int32_t token,
+                      const void *keys, int64_t stride, int32_t n)
+{
+    const tamis_index_job *job = pass->job;
+    const tamis_kernels *kernels = pass->exec->kernels;
+    const int64_t first_head = token * (int64_t)padded(job->n_heads);
+    const float *weights = job->weights + first_head;
+    if (job->format->dtype == TAMIS_DTYPE_F4_E2M1)
+        kernels->index_score_f4(s->scores, job->q_codes + first_head * job->head_dim,
+                                job->q_scales + first_head * tamis_row_num_groups(job->format),
+                                weights, job->n_heads, job->head_dim, keys, job->format, stride, n,
+                                s->kernel);
+    else if (job->format->dtype == TAMIS_DTYPE_I8)
+        kernels->index_score_i8(s->scores, job->q_codes + first_head * job->head_dim, weights,
+                                job->n_heads, job->head_dim, keys, job->format, stride, n,
+                                s->kernel);
+    else
+        kernels->index_score(s->scores, s->panels, weights, job->n_heads, job->head_dim, keys,
+                             job->format, stride, n, s->kernel);
+}
+
 /* Keys [j, end) of one unit: runs of constant stride inside it. */
 static void score_keys(const index_pass *pass, const index_scratch *s, int32_t token, int32_t j,
                        int32_t end, tamis_topk *topk)
 {
     const tamis_index_job *job = pass->job;
-    const float *weights = job->weights + (int64_t)token * (int64_t)padded(job->n_heads);
     while (j < end) {
         int32_t n_run;
         int64_t stride;
         const void *keys = job->keys(job->user, token, j, end - j, &n_run, &stride);
-        pass->exec->kernels->index_score(s->scores, s->panels, weights, job->n_heads, job->head_dim,
-                                         keys, job->format, stride, n_run, s->kernel);
+        score_run(pass, s, token, keys, stride, n_run);
         tamis_topk_push(topk, pass->exec->kernels, s->scores, n_run, j);
         j += n_run;
     }
@@ -73,7 +98,12 @@ static int32_t *output_of(const tamis_index_job *job, int32_t token)
 
 static void finish(index_pass *pass, int32_t token, tamis_topk *topk)
 {
-    if (tamis_topk_finish(topk, output_of(pass->job, token)) < pass->job->topk)
+    const tamis_index_job *job = pass->job;
+    int32_t *out = output_of(job, token);
+    const int32_t n_wanted = (int32_t)tamis_min_i64(job->topk, job->visible[token]);
+    const int32_t n =
+        job->best_first ? tamis_topk_finish_ranked(topk, out) : tamis_topk_finish(topk, out);
+    if (n < n_wanted)
         atomic_store_explicit(&pass->has_nan, true, memory_order_relaxed);
 }
 
@@ -84,9 +114,10 @@ static void run_part(index_pass *pass, const index_scratch *s, int thread_idx, i
     const tamis_index_job *job = pass->job;
     tamis_topk topk;
     tamis_topk_init(&topk, s->candidates, job->topk);
-    pass->exec->kernels->pack_heads(s->panels,
-                                    job->q + (int64_t)token * job->n_heads * job->head_dim,
-                                    job->n_heads, job->head_dim);
+    if (!has_integer_keys(job))
+        pass->exec->kernels->pack_heads(s->panels,
+                                        job->q + (int64_t)token * job->n_heads * job->head_dim,
+                                        job->n_heads, job->head_dim);
     for (int64_t unit = begin; unit < end; unit++) {
         const int32_t j = (int32_t)(unit * TAMIS_INDEX_BLOCK);
         score_keys(pass, s, token, j,

@@ -100,16 +100,29 @@ static void merge_heads(const attn_pass *pass, float *m, float *l, float *o,
                                         record->o + h * value_dim, value_dim, n, value_dim);
 }
 
+/* Sink, division and LSE of heads [h, h + n); o points at head h. */
+static void normalise(const attn_pass *pass, int32_t token, float *m, float *l, float *o, int32_t h,
+                      int32_t n)
+{
+    const tamis_attn_job *job = pass->job;
+    float *lse = job->lse == NULL ? NULL : job->lse + (int64_t)token * job->num_heads + h;
+    pass->exec->kernels->attn_finish(o, job->value_dim, lse, m, l,
+                                     job->sink == NULL ? NULL : job->sink + h, n, job->value_dim);
+    tamis_exec_round(pass->exec, o, (int64_t)n * job->value_dim);
+}
+
+static void hand_over(const tamis_attn_job *job, int32_t token, int32_t h, int32_t n)
+{
+    if (job->done != NULL)
+        job->done(job->user, token, output_of(job, token), h, h + n);
+}
+
 static void finish_heads(const attn_pass *pass, int32_t token, float *m, float *l, int32_t h,
                          int32_t n)
 {
-    const tamis_attn_job *job = pass->job;
-    float *o = output_of(job, token);
-    float *lse = job->lse == NULL ? NULL : job->lse + (int64_t)token * job->num_heads + h;
-    pass->exec->kernels->attn_finish(o + (int64_t)h * job->value_dim, job->value_dim, lse, m, l,
-                                     job->sink == NULL ? NULL : job->sink + h, n, job->value_dim);
-    if (job->done != NULL)
-        job->done(job->user, token, o, h, h + n);
+    float *o = output_of(pass->job, token) + (int64_t)h * pass->job->value_dim;
+    normalise(pass, token, m, l, o, h, n);
+    hand_over(pass->job, token, h, n);
 }
 
 /* All chunks of a token on one thread; its output row doubles as the running state. */
@@ -196,14 +209,134 @@ static void merge_thread(void *arg, int thread_idx, int n_threads)
     }
 }
 
+/* ---------------------------------------------------------------- one running maximum */
+
+/*
+ * Chunks follow one another, so threads share a token by panels of heads. On a line of costs a
+ * token is its panels one behind the other, each of as many units as the list has chunks; a thread
+ * owns the panels that begin in its stretch. A head's numbers depend on its own token alone.
+ */
+
+static int32_t num_panels(const tamis_attn_job *job)
+{
+    return (int32_t)tamis_ceil_div(job->num_heads, TAMIS_LANES);
+}
+
+/* Where stretch i begins. Stretches of whole tokens stay as the partition has them. */
+static int64_t panel_bound(const tamis_attn_job *job, int32_t i)
+{
+    const tamis_partition *partition = job->partition;
+    if (!partition->has_split_items)
+        return partition->bounds[i] * num_panels(job);
+    return partition->unit_start[job->n_tokens] * num_panels(job) * i / partition->n_threads;
+}
+
+/* The token's first panel that begins at or after the bound; num_panels if none does. */
+static int32_t panel_at(const tamis_attn_job *job, int32_t token, int64_t bound)
+{
+    const int64_t units = tamis_partition_units(job->partition, token);
+    const int64_t cost = bound - job->partition->unit_start[token] * num_panels(job);
+    if (cost <= 0 || units == 0)
+        return 0;
+    return (int32_t)tamis_min_i64(tamis_ceil_div(cost, units), num_panels(job));
+}
+
+/* First border of two stretches that shares the token out; 0: none, one thread has it all. */
+static int32_t sharing_border(const tamis_attn_job *job, int32_t token)
+{
+    if (!job->partition->has_split_items)
+        return 0;
+    for (int32_t i = 1; i < job->partition->n_threads; i++) {
+        const int32_t panel = panel_at(job, token, panel_bound(job, i));
+        if (panel > 0 && panel < num_panels(job))
+            return i;
+    }
+    return 0;
+}
+
+/* Outputs may lie where other heads' queries are, so those of a shared token wait here. */
+static chunk_record waiting_record(const tamis_attn_job *job, int32_t border)
+{
+    return record_at(job->partials +
+                         (size_t)(border - 1) * record_floats(job->num_heads, job->value_dim),
+                     job->num_heads);
+}
+
+/* All chunks for heads [h, h + n), whose output is o. */
+static void run_heads(const attn_pass *pass, const attn_scratch *s, int32_t token, int32_t h,
+                      int32_t n, float *o)
+{
+    const tamis_attn_job *job = pass->job;
+    const int64_t first_head = (int64_t)token * job->num_heads + h;
+    const int32_t list_len = job->list_len[token];
+    pass->exec->kernels->pack_heads(s->panels, job->q + first_head * job->head_dim, n,
+                                    job->head_dim);
+    start_state(s->m, s->l, o, n, job->value_dim);
+    for (int32_t first = 0; first < list_len; first += TAMIS_ATTN_CHUNK) {
+        const void *rows[TAMIS_ATTN_CHUNK];
+        const int32_t places = (int32_t)tamis_min_i64(list_len - first, TAMIS_ATTN_CHUNK);
+        const int32_t n_rows = job->rows(job->user, token, first, places, rows);
+        if (n_rows > 0)
+            pass->exec->kernels->attn_chunk(s->m, s->l, o, job->value_dim, s->panels, n,
+                                            job->head_dim, job->value_dim, rows, job->format,
+                                            n_rows, job->scale, true, s->kernel);
+    }
+    normalise(pass, token, s->m, s->l, o, h, n);
+}
+
+static void running_thread(void *arg, int thread_idx, int n_threads)
+{
+    const attn_pass *pass = arg;
+    const tamis_attn_job *job = pass->job;
+    const attn_scratch s = carve(job, tamis_exec_scratch(pass->exec, thread_idx));
+    const int64_t from = panel_bound(job, thread_idx), to = panel_bound(job, thread_idx + 1);
+    int32_t token = job->partition->has_split_items ? 0 : job->partition->first_item[thread_idx];
+    (void)n_threads;
+    for (; token < job->n_tokens; token++) {
+        if (job->partition->unit_start[token] * num_panels(job) >= to)
+            break;
+        const int32_t h = panel_at(job, token, from) * TAMIS_LANES;
+        const int32_t end =
+            (int32_t)tamis_min_i64(panel_at(job, token, to) * (int64_t)TAMIS_LANES, job->num_heads);
+        const int32_t border = sharing_border(job, token);
+        if (h >= end)
+            continue;
+        float *o = border == 0 ? output_of(job, token) : waiting_record(job, border).o;
+        run_heads(pass, &s, token, h, end - h, o + (int64_t)h * job->value_dim);
+        if (border == 0)
+            hand_over(job, token, h, end - h);
+    }
+}
+
+/* Shared tokens: all queries are read now, every thread moves its share of the heads. */
+static void move_thread(void *arg, int thread_idx, int n_threads)
+{
+    const attn_pass *pass = arg;
+    const tamis_attn_job *job = pass->job;
+    int64_t h, end;
+    tamis_team_range(job->num_heads, 1, thread_idx, n_threads, &h, &end);
+    for (int32_t token = 0; token < job->n_tokens && h < end; token++) {
+        const int32_t border = sharing_border(job, token);
+        if (border == 0)
+            continue;
+        memcpy(output_of(job, token) + h * job->value_dim,
+               waiting_record(job, border).o + h * job->value_dim,
+               (size_t)((end - h) * job->value_dim) * sizeof(float));
+        hand_over(job, token, (int32_t)h, (int32_t)(end - h));
+    }
+}
+
 void tamis_attn_run(const tamis_exec *exec, const tamis_attn_job *job)
 {
     attn_pass pass = {exec, job};
+    const bool is_running = exec->profile != TAMIS_PROFILE_EXACT;
     const int64_t n_chunks = job->partition->unit_start[job->n_tokens];
     const bool is_worth_waking =
         n_chunks * TAMIS_ATTN_CHUNK * 2 * (int64_t)padded(job->num_heads) * job->head_dim >
         TAMIS_EXEC_SMALL_PASS;
-    tamis_team_run_sized(exec->team, is_worth_waking, attn_thread, &pass);
+    tamis_team_run_sized(exec->team, is_worth_waking, is_running ? running_thread : attn_thread,
+                         &pass);
     if (job->partition->has_split_items)
-        tamis_team_run_sized(exec->team, is_worth_waking, merge_thread, &pass);
+        tamis_team_run_sized(exec->team, is_worth_waking, is_running ? move_thread : merge_thread,
+                             &pass);
 }

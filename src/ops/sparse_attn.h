@@ -4,9 +4,10 @@
  * A list is cut every TAMIS_ATTN_CHUNK entries; chunks are computed independently and merged by LSE
  * in list order, whether one thread does them all or several share a token. Where a row lies is
  * the caller's business: a callback turns list entries into pointers, so rings, paged blocks and
- * rows of the running step mix freely. In profiles other than exact the chunks of a token follow one
- * another under one running maximum, p is rounded to BF16 for the values and the output to BF16;
- * threads then share a token by heads, never by chunks. Complexity: heads x list length x (head_dim + value_dim).
+ * rows of the running step mix freely. In profiles other than exact the chunks of a token follow
+ * one another under one running maximum, p is rounded to BF16 for the values and the output to
+ * BF16; threads then share a token by panels of 16 heads, never by chunks. Complexity: heads x list
+ * length x (head_dim + value_dim).
  */
 #ifndef TAMIS_OPS_SPARSE_ATTN_H
 #define TAMIS_OPS_SPARSE_ATTN_H
@@ -29,9 +30,10 @@ typedef struct tamis_attn_job {
     const tamis_partition *partition; /* items: tokens, units: chunks of their lists */
     const int32_t *list_len;          /* [n_tokens] */
     float *partials;    /* chunks of tokens that several threads share: tamis_attn_partial_floats */
-    int32_t max_chunks; /* of one list, as given to tamis_attn_partial_floats */
-    /* Pointers of list entries first .. first + n - 1 (n <= TAMIS_ATTN_CHUNK) that are there, in
-     * order; returns their number. */
+    int32_t max_chunks; /* of one list, as given to tamis_attn_partial_floats; 1 is enough where
+                           chunks follow one another */
+    /* Pointers of list places first .. first + n - 1 (n <= TAMIS_ATTN_CHUNK) that are not empty, in
+     * order; returns their number. Chunks begin at multiples of TAMIS_ATTN_CHUNK places. */
     int32_t (*rows)(const void *user, int32_t token, int32_t first, int32_t n, const void **out);
     /* Heads [head_begin, head_end) of the token's output are final (o points at head 0). */
     void (*done)(const void *user, int32_t token, float *o, int32_t head_begin, int32_t head_end);

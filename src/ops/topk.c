@@ -120,3 +120,34 @@ int32_t tamis_topk_finish(tamis_topk *topk, int32_t *out)
         out[i] = -1;
     return topk->n;
 }
+
+/* A heap whose root is the worst. */
+static void sift_down_worst(tamis_candidate *a, int32_t root, int32_t n)
+{
+    for (int32_t child; (child = 2 * root + 1) < n; root = child) {
+        if (child + 1 < n && is_better(a[child], a[child + 1]))
+            child++;
+        if (!is_better(a[root], a[child]))
+            return;
+        swap(&a[root], &a[child]);
+    }
+}
+
+static void sort_best_first(tamis_candidate *a, int32_t n)
+{
+    for (int32_t i = n / 2 - 1; i >= 0; i--)
+        sift_down_worst(a, i, n);
+    for (int32_t end = n - 1; end > 0; end--) {
+        swap(&a[0], &a[end]);
+        sift_down_worst(a, 0, end);
+    }
+}
+
+int32_t tamis_topk_finish_ranked(tamis_topk *topk, int32_t *out)
+{
+    tamis_topk_reduce(topk);
+    sort_best_first(topk->items, topk->n);
+    for (int32_t i = 0; i < topk->k; i++)
+        out[i] = i < topk->n ? topk->items[i].id : -1;
+    return topk->n;
+}

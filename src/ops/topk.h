@@ -37,5 +37,7 @@ void tamis_topk_reduce(tamis_topk *topk);
 void tamis_topk_absorb(tamis_topk *topk, const tamis_candidate *items, int32_t n);
 /* Reduce and write k ids, ascending, then -1; returns how many are real. */
 int32_t tamis_topk_finish(tamis_topk *topk, int32_t *out);
+/* The same, the best score first, equal scores by id. */
+int32_t tamis_topk_finish_ranked(tamis_topk *topk, int32_t *out);
 
 #endif
