@@ -127,13 +127,16 @@ static float inverse_rms(const hc_pass *pass, const float *row, float *scratch)
     return 1.0f / sqrtf(squares / (float)n + pass->config->rms_norm_eps) + (squares - squares);
 }
 
-/* x = norm(sum_s pre_s X_s) of one token. */
+/* x = norm(sum_s pre_s X_s) of one token; both steps give BF16 values in profiles other than exact.
+ */
 static void mix_and_norm(hc_pass *pass, const float *row, const float *pre, float *x)
 {
     const tamis_kernels *k = pass->exec->kernels;
     const int64_t hidden = pass->config->hidden_size;
     k->mix(x, pre, row, hidden, pass->config->hc_mult, hidden);
+    tamis_exec_round(pass->exec, x, hidden);
     k->rmsnorm(x, x, pass->norm, hidden, pass->config->rms_norm_eps);
+    tamis_exec_round(pass->exec, x, hidden);
     report(pass, k->all_finite(x, hidden));
 }
 
@@ -163,7 +166,8 @@ bool tamis_hc_collapse(const tamis_exec *exec, const tamis_model_config *config,
                     .coefs = coefs,
                     .x = x,
                     .n = n_tokens};
-    const tamis_linear_job job = tamis_linear_full(&site->fn, streams, coefs, n_tokens);
+    tamis_linear_job job = tamis_linear_full(&site->fn, streams, coefs, n_tokens);
+    job.keep_input = job.keep_output = true;
     tamis_linear_run(exec, &job, 1);
     return run(&pass, collapse_thread);
 }
@@ -222,6 +226,7 @@ static void expand_columns(hc_pass *pass, int64_t token, int64_t first, int64_t 
             column[a] = comb[a * m + b];
         k->mix(out, column, old, EXPAND_COLS, m, n);
         k->axpy(out, post[b], pass->v + token * hidden + first, n);
+        tamis_exec_round(pass->exec, out, n);
         report(pass, k->all_finite(out, n));
     }
 }

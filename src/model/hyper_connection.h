@@ -9,7 +9,9 @@
  *
  * Order of additions (docs/numerics-model.md): sums over streams, rows and columns ascend; X'_b is
  * the chain over a, then fma(post_b, v, .). Every token by itself, so batch and threads do not
- * show. Source: V4 reference inference/model.py (Block.hc_pre, hc_post).
+ * show. In profiles other than exact streams, collapsed and normed rows are BF16 values;
+ * coefficients are f32 in every profile (docs/numerics-profiles.md). Source: V4 reference
+ * inference/model.py (Block.hc_pre, hc_post).
  */
 #ifndef TAMIS_MODEL_HYPER_CONNECTION_H
 #define TAMIS_MODEL_HYPER_CONNECTION_H

@@ -35,8 +35,7 @@ static tamis_status measure_plan(const tamis_net *net, const tamis_dsa_config *l
                                  const tamis_plan_params *params, uint64_t *bytes, tamis_error *err)
 {
     const tamis_cache_params *cache = &net->params.cache;
-    return tamis_dsa_plan_measure(layers, tamis_net_num_layers(net), params, cache,
-                                  bytes, err);
+    return tamis_dsa_plan_measure(layers, tamis_net_num_layers(net), params, cache, bytes, err);
 }
 
 static tamis_status measure_v4(const tamis_net *net, tamis_net_bytes *out, tamis_error *err)
@@ -208,8 +207,11 @@ static void add_embedding_thread(void *arg, int thread_idx, int n_threads)
     const int64_t m = net->config->hc_mult, hidden = net->config->hidden_size;
     int64_t begin, end;
     tamis_team_range(pass->n_tokens * m, 1, thread_idx, n_threads, &begin, &end);
-    for (int64_t row = begin; row < end; row++)
-        net->exec.kernels->add(pass->v4->streams + row * hidden, net->v + row / m * hidden, hidden);
+    for (int64_t row = begin; row < end; row++) {
+        float *stream = pass->v4->streams + row * hidden;
+        net->exec.kernels->add(stream, net->v + row / m * hidden, hidden);
+        tamis_exec_round(&net->exec, stream, hidden);
+    }
 }
 
 /*

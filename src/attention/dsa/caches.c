@@ -20,12 +20,12 @@ tamis_status tamis_dsa_row_formats(tamis_row_format *kv, tamis_row_format *index
                                    tamis_error *err)
 {
     const tamis_row_choice *choice;
-    const bool has_indexer = layer->compress_ratio == 4 && !layer->reuse_topk;
-    TAMIS_TRY(tamis_row_choice_find(&choice, choices, sizeof choices / sizeof *choices, params, err));
+    TAMIS_TRY(
+        tamis_row_choice_find(&choice, choices, sizeof choices / sizeof *choices, params, err));
     const bool is_packed = choice->kv == TAMIS_ROWS_V4_FP8 || choice->kv == TAMIS_ROWS_V4_A5;
     TAMIS_TRY(tamis_row_format_make(kv, choice->kv, layer->head_dim,
                                     is_packed ? layer->rope_head_dim : 0, err));
-    if (!has_indexer)
+    if (!tamis_dsa_has_indexer(layer))
         return TAMIS_STATUS_OK;
     TAMIS_TRY(tamis_check_index_rotation(params, layer->index_head_dim, err));
     return tamis_row_format_make(index_key, choice->index_key, layer->index_head_dim, 0, err);
@@ -44,9 +44,8 @@ static void describe_compressor(const tamis_dsa_config *layer, const tamis_cache
                                 .rows = tamis_cache_ring_rows(ratio, lead, p->max_rollback),
                                 .align = ratio,
                                 .lead = lead};
-    *rows = (tamis_cache_desc){.life = TAMIS_CACHE_PAGED,
-                               .format = *format,
-                               .rows = p->block_tokens / ratio};
+    *rows = (tamis_cache_desc){
+        .life = TAMIS_CACHE_PAGED, .format = *format, .rows = p->block_tokens / ratio};
 }
 
 static void describe_layer(const void *layers, int32_t layer_idx, const tamis_cache_params *p,
@@ -64,9 +63,8 @@ static void describe_layer(const void *layers, int32_t layer_idx, const tamis_ca
                            .align = 1,
                            .lead = lead};
     if (layer->compress_ratio != 0)
-        describe_compressor(layer, p, &kv, &descs[TAMIS_DSA_STATE],
-                            &descs[TAMIS_DSA_CKV]);
-    if (layer->compress_ratio == 4 && !layer->reuse_topk)
+        describe_compressor(layer, p, &kv, &descs[TAMIS_DSA_STATE], &descs[TAMIS_DSA_CKV]);
+    if (tamis_dsa_has_indexer(layer))
         describe_compressor(layer, p, &index_key, &descs[TAMIS_DSA_INDEX_STATE],
                             &descs[TAMIS_DSA_INDEX_KEY]);
 }

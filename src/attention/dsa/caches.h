@@ -10,7 +10,17 @@ struct tamis_dsa_caches {
     tamis_dsa_config *layers; /* [n_layers] */
 };
 
+/* Whether a layer selects for itself. */
+static inline bool tamis_dsa_has_indexer(const tamis_dsa_config *config)
+{
+    return config->compress_ratio == 4 && !config->reuse_topk;
+}
+
 tamis_status tamis_dsa_config_check(const tamis_dsa_config *config, tamis_error *err);
+/* Whether the layer's weights, already checked, can be run in a profile.
+ * errors: UNSUPPORTED "layer: wq_a is I8, allowed ... (profile official)" */
+tamis_status tamis_dsa_profile_check(const tamis_dsa_layer *layer, tamis_profile profile,
+                                     tamis_error *err);
 bool tamis_dsa_config_equal(const tamis_dsa_config *a, const tamis_dsa_config *b);
 
 /* Formats of a layer's rows under these params; index_key only if it has an indexer. errors: see

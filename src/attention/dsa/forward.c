@@ -7,9 +7,10 @@
  *   x -> indexer: keys like compressed rows, q from qa's norm, weights     |   -> wo_a per group
  *        -> scores -> top-k ------------------------------------ selects --'   -> wo_b -> out
  *
- * Rows are rounded to the cache's type before anything reads them. Rings are written last, so a
- * step of any length reads its history first. Source: V4 reference inference/model.py (Attention);
- * dsa_v1.py forward; docs/numerics.md.
+ * Rows are coded as the cache holds them before anything reads them. Rings are written last, so a
+ * step of any length reads its history first. Where the profiles official and ascend round is
+ * docs/numerics-profiles.md; linear layers round their own inputs and outputs. Source: V4 reference
+ * inference/model.py (Attention); dsa_v1.py forward; docs/numerics.md.
  */
 #include "attention/common/layer_checks.h"
 #include "attention/common/plan_view.h"
@@ -27,6 +28,15 @@ static tamis_linear_job project(const tamis_dsa_call *call, const tamis_matrix *
     return job;
 }
 
+/* A compressor's projection: f32 from x to the pooled row in every profile. */
+static tamis_linear_job project_state(const tamis_dsa_call *call, const tamis_matrix *w,
+                                      const float *x, float *y, int64_t y_stride)
+{
+    tamis_linear_job job = project(call, w, x, y, y_stride);
+    job.keep_input = job.keep_output = true;
+    return job;
+}
+
 /* Q1, K1, C1, J1, W1: everything that reads x, side by side. */
 static void project_inputs(const tamis_dsa_call *call, const float *x)
 {
@@ -39,14 +49,14 @@ static void project_inputs(const tamis_dsa_call *call, const float *x)
     jobs[n++] = project(call, &w->wkv, x, ws->kv, c->head_dim);
     if (call->has_compressor) {
         const int64_t width = tamis_compressor_width(&call->compressor);
-        jobs[n++] = project(call, &w->compressor.wkv, x, ws->state, 2 * width);
-        jobs[n++] = project(call, &w->compressor.wgate, x, ws->state + width, 2 * width);
+        jobs[n++] = project_state(call, &w->compressor.wkv, x, ws->state, 2 * width);
+        jobs[n++] = project_state(call, &w->compressor.wgate, x, ws->state + width, 2 * width);
     }
     if (call->has_indexer) {
         const int64_t width = tamis_compressor_width(&call->index_compressor);
-        jobs[n++] = project(call, &w->index_compressor.wkv, x, ws->index_state, 2 * width);
+        jobs[n++] = project_state(call, &w->index_compressor.wkv, x, ws->index_state, 2 * width);
         jobs[n++] =
-            project(call, &w->index_compressor.wgate, x, ws->index_state + width, 2 * width);
+            project_state(call, &w->index_compressor.wgate, x, ws->index_state + width, 2 * width);
         jobs[n++] = project(call, &w->index_weights_proj, x, ws->indexer.w_raw, c->index_n_heads);
     }
     tamis_run_projections(&call->exec, call->plan->params.serial, jobs, n);
@@ -64,7 +74,8 @@ static void project_queries(const tamis_dsa_call *call)
     tamis_run_projections(&call->exec, call->plan->params.serial, jobs, call->has_indexer ? 2 : 1);
 }
 
-/* O1: group g of wo_a's rows sees only the heads of group g; wo_b mixes the groups. */
+/* O1: group g of wo_a's rows sees only the heads of group g; wo_b mixes the groups. The vendor runs
+ * wo_a in BF16, its FP8 weights widened. */
 static void project_output(const tamis_dsa_call *call, float *out)
 {
     const tamis_dsa_config *c = call->config;
@@ -80,7 +91,8 @@ static void project_output(const tamis_dsa_call *call, float *out)
                                      .x_stride = q_width,
                                      .y = ws->low + (int64_t)g * c->o_lora_rank,
                                      .y_stride = low_width,
-                                     .n_tokens = call->plan->step.n_tokens};
+                                     .n_tokens = call->plan->step.n_tokens,
+                                     .keep_input = call->exec.profile == TAMIS_PROFILE_OFFICIAL};
     tamis_linear_run(&call->exec, jobs, c->o_groups);
     jobs[0] = project(call, &call->weights->wo_b, ws->low, out, c->hidden_size);
     tamis_linear_run(&call->exec, jobs, 1);
@@ -108,7 +120,8 @@ static tamis_status check_call(const tamis_dsa_layer *layer, int32_t layer_idx,
                           layer_idx);
     if (!plan->is_planned)
         return tamis_fail(err, TAMIS_STATUS_STATE, "layer: no step is planned");
-    return tamis_dsa_layer_check(layer, err);
+    TAMIS_TRY(tamis_dsa_layer_check(layer, err));
+    return tamis_dsa_profile_check(layer, plan->numerics, err);
 }
 
 static int profile_kind(const tamis_dsa_config *config)

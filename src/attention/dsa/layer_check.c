@@ -93,3 +93,43 @@ tamis_status tamis_dsa_layer_check(const tamis_dsa_layer *layer, tamis_error *er
                                  c->hidden_size, err));
     return check_compressor("index_compressor", &w->index_compressor, c, c->index_head_dim, err);
 }
+
+/* The vendor has no integer weights; a rounding of their inputs would be invented. */
+static tamis_status check_official(const char *name, const tamis_matrix *w, tamis_error *err)
+{
+    if (w->dtype != TAMIS_DTYPE_I8 && w->dtype != TAMIS_DTYPE_I4)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(
+        err, TAMIS_STATUS_UNSUPPORTED,
+        "layer: %s is %s, allowed F32, BF16, F16, F8_E4M3, F4_E2M1 (profile official)", name,
+        tamis_dtype_name(w->dtype));
+}
+
+tamis_status tamis_dsa_profile_check(const tamis_dsa_layer *layer, tamis_profile profile,
+                                     tamis_error *err)
+{
+    const tamis_dsa_config *c = &layer->config;
+    const tamis_dsa_weights *w = &layer->weights;
+    const struct {
+        const char *name;
+        const tamis_matrix *matrix;
+        bool is_there;
+    } matrices[] = {
+        {"wq_a", &w->wq_a, true},
+        {"wq_b", &w->wq_b, true},
+        {"wkv", &w->wkv, true},
+        {"wo_a", &w->wo_a, true},
+        {"wo_b", &w->wo_b, true},
+        {"compressor", &w->compressor.wkv, c->compress_ratio != 0},
+        {"compressor", &w->compressor.wgate, c->compress_ratio != 0},
+        {"index_wq_b", &w->index_wq_b, tamis_dsa_has_indexer(c)},
+        {"index_weights_proj", &w->index_weights_proj, tamis_dsa_has_indexer(c)},
+        {"index_compressor", &w->index_compressor.wkv, tamis_dsa_has_indexer(c)},
+        {"index_compressor", &w->index_compressor.wgate, tamis_dsa_has_indexer(c)},
+    };
+    for (size_t i = 0; profile == TAMIS_PROFILE_OFFICIAL && i < sizeof matrices / sizeof *matrices;
+         i++)
+        if (matrices[i].is_there)
+            TAMIS_TRY(check_official(matrices[i].name, matrices[i].matrix, err));
+    return TAMIS_STATUS_OK;
+}

@@ -46,15 +46,12 @@ static int64_t state_width(const tamis_dsa_config *c)
                ? 0
                : (int64_t)2 * tamis_compressor_halves(c->compress_ratio) * c->head_dim;
 }
-static bool has_indexer(const tamis_dsa_config *c)
-{
-    return c->compress_ratio == 4 && !c->reuse_topk;
-}
 /* All 0 where the layer has no indexer. */
 tamis_indexer_dims tamis_dsa_index_dims(const tamis_dsa_config *c)
 {
-    return has_indexer(c) ? (tamis_indexer_dims){c->index_n_heads, c->index_head_dim, c->index_topk}
-                          : (tamis_indexer_dims){0};
+    return tamis_dsa_has_indexer(c)
+               ? (tamis_indexer_dims){c->index_n_heads, c->index_head_dim, c->index_topk}
+               : (tamis_indexer_dims){0};
 }
 static int64_t index_n_heads(const tamis_dsa_config *c)
 {
@@ -70,7 +67,7 @@ static int64_t index_topk(const tamis_dsa_config *c)
 }
 static int64_t index_state_width(const tamis_dsa_config *c)
 {
-    return has_indexer(c) ? (int64_t)4 * c->index_head_dim : 0;
+    return tamis_dsa_has_indexer(c) ? (int64_t)4 * c->index_head_dim : 0;
 }
 static int64_t largest_cols(const tamis_dsa_config *c)
 {
@@ -88,30 +85,51 @@ static int64_t scratch_need(const tamis_dsa_config *c)
     return tamis_round_up(need, TAMIS_LANES);
 }
 
-/* Of the passes of forward.c the two with the widest inputs: all that reads x, and the groups of
- * wo_a, each with an input of its own. */
+/* Most inputs of linear layers that a layer quantises side by side. Each pass of forward.c reads
+ * one x, but weights may want it in different forms: project_inputs has three that quantise (wq_a,
+ * wkv, weights_proj; the compressors read x as it is), project_queries two; a group of wo_a has an
+ * input of its own. */
+static size_t layer_input_need(const tamis_dsa_config *c, tamis_profile profile, int64_t n_tokens)
+{
+    const bool is_grouped = profile == TAMIS_PROFILE_ASCEND; /* official: wo_a reads o as it is */
+    const int64_t n_indexers = tamis_dsa_has_indexer(c) ? 1 : 0;
+    const size_t passes[] = {
+        tamis_linear_input_bytes(7, (2 + n_indexers) * n_tokens, c->hidden_size),
+        tamis_linear_input_bytes(2, (1 + n_indexers) * n_tokens, c->q_lora_rank),
+        tamis_linear_input_bytes(c->o_groups, is_grouped ? c->o_groups * n_tokens : 0,
+                                 q_width(c) / c->o_groups),
+        tamis_linear_input_bytes(1, n_tokens, low_width(c)),
+    };
+    size_t need = 0;
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++)
+        need = passes[i] > need ? passes[i] : need;
+    return need;
+}
+
 static size_t input_need(const tamis_dsa_plan *plan)
 {
-    const int64_t n_tokens = plan->params.max_num_batched_tokens;
     size_t need = 0;
-    for (int32_t i = 0; i < plan->n_layers; i++) {
-        const tamis_dsa_config *c = &plan->layers[i];
-        const size_t inputs = tamis_linear_input_bytes(7, 2 * n_tokens, largest_cols(c));
-        const size_t groups = tamis_linear_input_bytes(c->o_groups, c->o_groups * n_tokens,
-                                                       q_width(c) / c->o_groups);
-        need = inputs > need ? inputs : need;
-        need = groups > need ? groups : need;
+    for (int32_t i = 0; i < plan->n_layers && plan->numerics != TAMIS_PROFILE_EXACT; i++) {
+        const size_t layer =
+            layer_input_need(&plan->layers[i], plan->numerics, plan->params.max_num_batched_tokens);
+        need = layer > need ? layer : need;
     }
     return need;
 }
 
-static int32_t longest_list(const tamis_dsa_config *c, int32_t max_model_len)
+/* Places in the list of the token at pos, which sees so many compressed rows. */
+static int32_t list_places(const tamis_dsa_plan *plan, const tamis_dsa_config *c, int32_t pos,
+                           int32_t visible)
 {
-    const int32_t window = c->sliding_window < max_model_len ? c->sliding_window : max_model_len;
-    int32_t rows = tamis_visible_rows(max_model_len - 1, c->compress_ratio);
-    if (c->compress_ratio == 4 && rows > c->index_topk)
-        rows = c->index_topk;
-    return window + rows;
+    const bool is_selection = c->compress_ratio == 4 && visible > c->index_topk;
+    return tamis_dsa_window_places(plan, c, pos) + (is_selection ? c->index_topk : visible);
+}
+
+/* Both parts of a list only grow with the position. */
+static int32_t longest_list(const tamis_dsa_plan *plan, const tamis_dsa_config *c)
+{
+    const int32_t last = plan->params.max_model_len - 1;
+    return list_places(plan, c, last, tamis_visible_rows(last, c->compress_ratio));
 }
 
 static size_t partial_need(const tamis_dsa_plan *plan)
@@ -173,7 +191,7 @@ static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
                          plan->params.n_threads, arena);
     plan->scratch_floats = (size_t)max_of(plan, scratch_need);
     plan->scratch = tamis_arena_take(arena, n_threads * plan->scratch_floats, sizeof(float));
-    plan->input_bytes = plan->numerics == TAMIS_PROFILE_EXACT ? 0 : input_need(plan);
+    plan->input_bytes = input_need(plan);
     plan->inputs = tamis_arena_take(arena, plan->input_bytes, 1);
 }
 
@@ -224,7 +242,7 @@ static tamis_status collect_kinds(tamis_dsa_plan *plan, tamis_error *err)
                               "layer %d: reuse_topk with index_topk %d, but the selection before "
                               "it has %d",
                               i, layer->index_topk, topk);
-        if (has_indexer(layer))
+        if (tamis_dsa_has_indexer(layer))
             topk = layer->index_topk;
     }
     return TAMIS_STATUS_OK;
@@ -257,8 +275,9 @@ static tamis_status set_up(tamis_dsa_plan *plan, const tamis_dsa_config *layers,
                               .max_model_len = params->max_model_len,
                               .block_tokens = block_tokens,
                               .n_slots = params->max_num_seqs};
-    for (int32_t i = 0; i < n_layers; i++) {
-        const int32_t n = tamis_attn_num_chunks(longest_list(&layers[i], params->max_model_len));
+    plan->max_chunks = 1; /* all that a running maximum keeps */
+    for (int32_t i = 0; i < n_layers && plan->numerics == TAMIS_PROFILE_EXACT; i++) {
+        const int32_t n = tamis_attn_num_chunks(longest_list(plan, &layers[i]));
         plan->max_chunks = n > plan->max_chunks ? n : plan->max_chunks;
     }
     return TAMIS_STATUS_OK;
@@ -311,8 +330,8 @@ tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out, const tamis_dsa_caches *c
     tamis_dsa_plan *plan = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *plan);
     if (plan == NULL)
         return tamis_fail_memory(err, "plan", sizeof *plan);
-    TAMIS_TRY_GOTO(set_up(plan, caches->layers, caches->base.n_layers, params,
-                          &caches->base.params, err));
+    TAMIS_TRY_GOTO(
+        set_up(plan, caches->layers, caches->base.n_layers, params, &caches->base.params, err));
     plan->step.n_blocks = caches->base.store.n_blocks;
     plan->step.n_slots = caches->base.store.n_slots;
     plan->preprocessed = -1;
@@ -354,23 +373,22 @@ static void build_rows(tamis_dsa_kind *kind, const tamis_step *step)
 }
 
 /* Lists of every token and how their chunks are shared out. `units` is room for n_tokens. */
-static void build_lists(tamis_dsa_kind *kind, const tamis_step *step, int32_t *units)
+static void build_lists(const tamis_dsa_plan *plan, tamis_dsa_kind *kind, int32_t *units)
 {
     const tamis_dsa_config *c = &kind->config;
+    const tamis_step *step = &plan->step;
+    const bool best_first = tamis_dsa_is_best_first(plan);
     for (int32_t t = 0; t < step->n_tokens; t++) {
         const int32_t pos = step->tok_pos[t];
-        const int32_t window = pos + 1 < c->sliding_window ? pos + 1 : c->sliding_window;
-        int32_t rows = kind->visible[t] = tamis_visible_rows(pos, c->compress_ratio);
-        if (c->compress_ratio == 4 && rows > c->index_topk)
-            rows = c->index_topk;
-        kind->list_len[t] = window + rows;
+        kind->visible[t] = tamis_visible_rows(pos, c->compress_ratio);
+        kind->list_len[t] = list_places(plan, c, pos, kind->visible[t]);
         units[t] = tamis_attn_num_chunks(kind->list_len[t]);
     }
     tamis_partition_set(&kind->attn, units, step->n_tokens);
     if (c->compress_ratio != 4)
         return;
     for (int32_t t = 0; t < step->n_tokens; t++)
-        units[t] = tamis_index_units(kind->visible[t], c->index_topk, false);
+        units[t] = tamis_index_units(kind->visible[t], c->index_topk, best_first);
     tamis_partition_set(&kind->index, units, step->n_tokens);
 }
 
@@ -383,7 +401,7 @@ static tamis_status build_kinds(tamis_dsa_plan *plan, tamis_status st)
         build_rope(kind, &plan->step);
         if (kind->config.compress_ratio != 0)
             build_rows(kind, &plan->step);
-        build_lists(kind, &plan->step, plan->step.units);
+        build_lists(plan, kind, plan->step.units);
     }
     plan->is_planned = st == TAMIS_STATUS_OK;
     return st;
@@ -416,7 +434,7 @@ tamis_layer_plan_view tamis_dsa_plan_layer(const tamis_dsa_plan *plan, int32_t l
                                   .closed_req = kind->rows.req,
                                   .closed_row = kind->rows.idx,
                                   .attention = tamis_work_show(&kind->attn)};
-    if (has_indexer(&plan->layers[layer_idx]))
+    if (tamis_dsa_has_indexer(&plan->layers[layer_idx]))
         view.index_scores = tamis_work_show(&kind->index);
     return view;
 }

@@ -23,7 +23,7 @@ typedef struct tamis_dsa_kind {
     tamis_closed_rows rows;   /* ratio > 0 */
     float *row_cos, *row_sin; /* [rows capacity][rope_head_dim / 2] at position j * ratio */
     int32_t *visible;         /* [max_tokens] compressed rows the token may see */
-    int32_t *list_len;        /* [max_tokens] window + compressed or selected */
+    int32_t *list_len;        /* [max_tokens] places: window + compressed or selected */
     tamis_partition attn;     /* tokens, chunks of their lists */
     tamis_partition index;    /* tokens, key blocks to score (ratio 4) */
 } tamis_dsa_kind;
@@ -46,11 +46,11 @@ struct tamis_dsa_plan {
     const tamis_dsa_config *layers; /* the caches' copy */
     int32_t n_layers;
     tamis_profile numerics; /* of the caches */
-    int32_t kv_row_bytes; /* of the widest layer */
+    int32_t kv_row_bytes;   /* of the widest layer */
     int32_t *kind_of_layer; /* [n_layers] */
     tamis_dsa_kind kinds[TAMIS_DSA_MAX_KINDS];
     int32_t n_kinds;
-    int32_t max_chunks; /* of the longest list */
+    int32_t max_chunks; /* that attention keeps of a list: see tamis_attn_job */
     tamis_step step;
     bool is_planned; /* the last build succeeded, be it for no tokens; false: there was none */
     tamis_dsa_workspace ws;
@@ -65,5 +65,27 @@ struct tamis_dsa_plan {
 };
 
 tamis_indexer_dims tamis_dsa_index_dims(const tamis_dsa_config *config);
+
+/* First position of the window of the token at pos. */
+static inline int32_t tamis_dsa_window_start(const tamis_dsa_config *config, int32_t pos)
+{
+    return pos < config->sliding_window ? 0 : pos - config->sliding_window + 1;
+}
+/*
+ * Places that the window has in the token's list, positions from its start on. The vendor's lists
+ * have sliding_window of them, those behind the token's own position empty: where a block of 64
+ * places ends decides which running maximum a weight is rounded under.
+ */
+static inline int32_t tamis_dsa_window_places(const tamis_dsa_plan *plan,
+                                              const tamis_dsa_config *config, int32_t pos)
+{
+    return plan->numerics == TAMIS_PROFILE_OFFICIAL ? config->sliding_window
+                                                    : pos + 1 - tamis_dsa_window_start(config, pos);
+}
+/* Whether selections are listed best score first, as the vendor's are; else ascending. */
+static inline bool tamis_dsa_is_best_first(const tamis_dsa_plan *plan)
+{
+    return plan->numerics == TAMIS_PROFILE_OFFICIAL;
+}
 
 #endif

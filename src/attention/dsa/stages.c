@@ -79,15 +79,45 @@ static const float *sin_of(const tamis_dsa_call *call, int64_t token)
     return call->kind->sin + token * num_pairs(call);
 }
 
-/* K2: norm, rotation, and the rounding to the cache's type that every reader sees. */
+/* Norm of a row, a BF16 value in profiles other than exact. */
+static void norm_row(const tamis_exec *exec, float *x, const float *weight, int64_t n, float eps)
+{
+    exec->kernels->rmsnorm(x, x, weight, n, eps);
+    tamis_exec_round(exec, x, n);
+}
+
+/* Rotate the last channels of a head or row of `width`; BF16 values as above. */
+static void rotate(const tamis_dsa_call *call, float *x, int32_t width, int64_t token, bool inverse)
+{
+    const int32_t rope_dim = call->config->rope_head_dim;
+    float *rotated = x + width - rope_dim;
+    call->exec.kernels->rope(rotated, cos_of(call, token), sin_of(call, token), rope_dim / 2,
+                             inverse);
+    tamis_exec_round(&call->exec, rotated, rope_dim);
+}
+
+/* Q2: where wq_b quantises each token's input to int8, it does so from f32 (Ascend's fused
+ * rms_norm_dynamic_quant). */
+static void norm_low_rank_query(const tamis_dsa_call *call, float *qa)
+{
+    const tamis_dsa_config *c = call->config;
+    const tamis_matrix *wq_b = &call->weights->wq_b;
+    const bool is_dynamic =
+        wq_b->dtype == TAMIS_DTYPE_I4 || (wq_b->dtype == TAMIS_DTYPE_I8 && wq_b->input == NULL);
+    if (is_dynamic)
+        call->exec.kernels->rmsnorm(qa, qa, call->weights->q_norm, c->q_lora_rank, c->rms_norm_eps);
+    else
+        norm_row(&call->exec, qa, call->weights->q_norm, c->q_lora_rank, c->rms_norm_eps);
+}
+
+/* K2: norm, rotation, and the coding as the cache's row that every reader sees. */
 static void prepare_kv(tamis_dsa_call *call, int64_t token)
 {
     const tamis_kernels *k = call->exec.kernels;
     const tamis_dsa_config *c = call->config;
     float *kv = call->plan->ws.kv + token * c->head_dim;
-    k->rmsnorm(kv, kv, call->weights->kv_norm, c->head_dim, c->rms_norm_eps);
-    k->rope(kv + c->head_dim - c->rope_head_dim, cos_of(call, token), sin_of(call, token),
-            num_pairs(call), false);
+    norm_row(&call->exec, kv, call->weights->kv_norm, c->head_dim, c->rms_norm_eps);
+    rotate(call, kv, c->head_dim, token, false);
     uint8_t *row = call->plan->ws.kv_rows + token * call->window->row_bytes;
     const tamis_row_format *format = &call->window->desc.format;
     k->pack_row(row, row + format->scale_at, format, kv);
@@ -103,7 +133,7 @@ static void prepare_thread(void *arg, int thread_idx, int n_threads)
     tamis_team_range(call->plan->step.n_tokens, 1, thread_idx, n_threads, &begin, &end);
     for (int64_t token = begin; token < end; token++) {
         float *qa = call->plan->ws.qa + token * c->q_lora_rank;
-        k->rmsnorm(qa, qa, call->weights->q_norm, c->q_lora_rank, c->rms_norm_eps);
+        norm_low_rank_query(call, qa);
         report(call, k->all_finite(qa, c->q_lora_rank));
         prepare_kv(call, token);
         if (call->has_compressor)
@@ -127,27 +157,30 @@ void tamis_dsa_prepare_inputs(tamis_dsa_call *call)
 
 /* ---------------------------------------------------------------- rows and queries */
 
-static void rotate_heads(const tamis_dsa_call *call, float *heads, int32_t begin, int32_t end,
-                         int32_t head_dim, int64_t token, bool inverse)
+/* Q4's norm of one head, without weight. */
+static void norm_head(const tamis_dsa_call *call, float *head)
 {
-    const int32_t rope_dim = call->config->rope_head_dim;
-    for (int32_t h = begin; h < end; h++)
-        call->exec.kernels->rope(heads + (int64_t)(h + 1) * head_dim - rope_dim,
-                                 cos_of(call, token), sin_of(call, token), rope_dim / 2, inverse);
+    const tamis_dsa_config *c = call->config;
+    if (call->exec.profile == TAMIS_PROFILE_OFFICIAL)
+        call->exec.kernels->rmsnorm_bf16(head, head, c->head_dim, c->rms_norm_eps);
+    else
+        norm_row(&call->exec, head, NULL, c->head_dim, c->rms_norm_eps);
 }
 
-/* Q4: RMS over each head, without weight, before the rotation. */
+/* Q4, I2. */
 static void prepare_query(tamis_dsa_call *call, int64_t token)
 {
     const tamis_dsa_config *c = call->config;
     float *q = call->plan->ws.q + token * c->num_heads * c->head_dim;
-    for (int32_t h = 0; h < c->num_heads; h++)
-        call->exec.kernels->rmsnorm(q + (int64_t)h * c->head_dim, q + (int64_t)h * c->head_dim,
-                                    NULL, c->head_dim, c->rms_norm_eps);
-    rotate_heads(call, q, 0, c->num_heads, c->head_dim, token, false);
-    if (call->has_indexer)
-        rotate_heads(call, call->plan->ws.indexer.q + token * c->index_n_heads * c->index_head_dim,
-                     0, c->index_n_heads, c->index_head_dim, token, false);
+    for (int32_t h = 0; h < c->num_heads; h++, q += c->head_dim) {
+        norm_head(call, q);
+        rotate(call, q, c->head_dim, token, false);
+    }
+    if (!call->has_indexer)
+        return;
+    q = call->plan->ws.indexer.q + token * c->index_n_heads * c->index_head_dim;
+    for (int32_t h = 0; h < c->index_n_heads; h++)
+        rotate(call, q + h * c->index_head_dim, c->index_head_dim, token, false);
 }
 
 static void close_row(tamis_dsa_call *call, const tamis_compressor *compressor, int64_t i,
@@ -209,7 +242,8 @@ static const void *window_row(const tamis_dsa_call *call, int32_t req, int32_t p
     return call->plan->ws.kv_rows + token * call->window->row_bytes;
 }
 
-/* List of a token: window rows, oldest first, then compressed rows in ascending order. */
+/* List of a token: window rows, oldest first, then compressed rows in ascending order or as they
+ * were selected. */
 static int32_t list_rows(const void *user, int32_t token, int32_t first, int32_t n,
                          const void **out)
 {
@@ -217,13 +251,15 @@ static int32_t list_rows(const void *user, int32_t token, int32_t first, int32_t
     const tamis_dsa_config *c = call->config;
     const tamis_step *step = &call->plan->step;
     const int32_t req = step->tok_req[token], pos = step->tok_pos[token];
-    const int32_t n_window = pos + 1 < c->sliding_window ? pos + 1 : c->sliding_window;
+    const int32_t window_start = tamis_dsa_window_start(c, pos);
+    const int32_t n_window = tamis_dsa_window_places(call->plan, c, pos);
     const int32_t *table = tamis_step_table(step, req);
     const int32_t *topk = call->plan->ws.indexer.topk + (int64_t)token * c->index_topk;
     int32_t n_rows = 0;
     for (int32_t i = first; i < first + n; i++) {
         if (i < n_window) {
-            out[n_rows++] = window_row(call, req, pos - n_window + 1 + i);
+            if (window_start + i <= pos)
+                out[n_rows++] = window_row(call, req, window_start + i);
             continue;
         }
         const int32_t j = c->compress_ratio == 4 ? topk[i - n_window] : i - n_window;
@@ -239,7 +275,9 @@ static void unrotate(const void *user, int32_t token, float *o, int32_t head_beg
                      int32_t head_end)
 {
     const tamis_dsa_call *call = user;
-    rotate_heads(call, o, head_begin, head_end, call->config->head_dim, token, true);
+    const int32_t head_dim = call->config->head_dim;
+    for (int32_t h = head_begin; h < head_end; h++)
+        rotate(call, o + (int64_t)h * head_dim, head_dim, token, true);
 }
 
 void tamis_dsa_run_attend(tamis_dsa_call *call)
