@@ -192,6 +192,53 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_batch_compressed_rows(
     const tamis_batch *batch, int32_t ratio, int32_t rows_per_block, tamis_compressed_row *rows,
     int32_t capacity, int32_t *num_rows, tamis_error *err);
 
+/* ---------------------------------------------------------------- context parallel */
+
+/*
+ * Index arithmetic for engines that spread one step over ranks, as vllm-ascend does. tamis itself
+ * runs one rank; a rank's part of a batch is a batch like any other.
+ */
+
+/** The tokens of a step that one rank computes. */
+typedef struct tamis_dsa_cp_range {
+    int32_t num_padded_tokens; /* of all ranks: num_input_tokens up to a multiple of num_ranks */
+    int32_t begin, end;        /* the rank's: begin .. end - 1, equally many on every rank */
+    int32_t real_end;          /* begin .. real_end - 1 are no padding, the rest is */
+} tamis_dsa_cp_range;
+
+/**
+ * DSA-CP: every rank holds all caches and all heads and computes an equal, contiguous part of the
+ * step's tokens; a boundary may cut a request. With query_start_loc and seq_lens replaced by the
+ * results (num_reqs and block table stay), the batch describes the rank's tokens, and each of them
+ * sees the keys that it sees in the whole batch: a request whose last n tokens are left to later
+ * ranks is n shorter. A request without tokens on this rank has no query and length 0.
+ *
+ * units    num_input_tokens: tokens of the step, padding behind the last request included
+ * shapes   query_start_loc [num_reqs + 1], seq_lens [num_reqs]
+ *          slot_mapping [range->end - range->begin], -1 behind the batch's tokens; or NULL
+ *          batch: its block_table and slots are not read
+ * range    num_input_tokens query_start_loc[num_reqs] at least; num_ranks 1..65536; rank below it
+ * errors   INVALID (NULL, the batch, a range, slot_mapping wanted but missing in the batch), LIMIT
+ *          (num_padded_tokens above INT32_MAX); nothing is written then
+ * source   sfa_v1.py, DSACPContext. Padding that a boundary cuts gets length 0 as in the later
+ *          vllm-ascend; the seed's falls below 0
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_cp_partition(
+    const tamis_batch *batch, int32_t num_input_tokens, int32_t num_ranks, int32_t rank,
+    tamis_dsa_cp_range *range, int32_t *query_start_loc, int32_t *seq_lens, int32_t *slot_mapping,
+    tamis_error *err);
+
+/**
+ * DCP: the tokens of a sequence are dealt out to num_ranks ranks in turn, interleave tokens at a
+ * time; each rank stores its own side by side. Which rank stores position pos, and at which of its
+ * places; how many of the first seq_len tokens a rank has. -1, -1 and 0 if pos or seq_len is
+ * negative, num_ranks or interleave below 1, or rank none of 0 .. num_ranks - 1.
+ */
+TAMIS_API int32_t tamis_dcp_owner(int32_t pos, int32_t num_ranks, int32_t interleave);
+TAMIS_API int32_t tamis_dcp_local_pos(int32_t pos, int32_t num_ranks, int32_t interleave);
+TAMIS_API int32_t tamis_dcp_local_len(int32_t seq_len, int32_t num_ranks, int32_t interleave,
+                                      int32_t rank);
+
 /* ---------------------------------------------------------------- plan */
 
 /**

@@ -35,29 +35,55 @@ static tamis_status check_stride(int64_t stride, int32_t n_reqs, tamis_error *er
                       (long long)max);
 }
 
-tamis_status tamis_batch_check_lengths(const tamis_batch *batch, int32_t *num_real_reqs,
-                                       tamis_error *err)
+/* Requests before the padding. */
+static tamis_status count_real_reqs(const tamis_batch *batch, int32_t *num_real_reqs,
+                                    tamis_error *err)
 {
     int32_t n = batch->num_reqs;
     if (n > 0 && batch->seq_lens == NULL)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "batch: seq_lens is missing");
     while (n > 0 && batch->seq_lens[n - 1] == 0)
         n--;
-    if (n > 0 && batch->block_table == NULL)
-        return tamis_fail(err, TAMIS_STATUS_INVALID, "batch: block_table is missing");
-    TAMIS_TRY(check_stride(batch->block_table_stride, n, err));
-    for (int32_t i = 0; i < n; i++) {
+    *num_real_reqs = n;
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status check_new_tokens(const tamis_batch *batch, int32_t n_reqs, tamis_error *err)
+{
+    for (int32_t i = 0; i < n_reqs; i++) {
         const int32_t n_new = tamis_batch_query_len(batch, i);
         if (batch->seq_lens[i] == 0 && n_new > 0)
             return tamis_fail(err, TAMIS_STATUS_INVALID,
                               "request %d: seq_len is 0 with %d new tokens, but padding stands "
                               "behind the last real request, %d",
-                              i, n_new, n - 1);
+                              i, n_new, n_reqs - 1);
         if (batch->seq_lens[i] < n_new)
             return tamis_fail(err, TAMIS_STATUS_INVALID,
                               "request %d: seq_len is %d, must be at least its %d new tokens", i,
                               batch->seq_lens[i], n_new);
     }
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_batch_check_seq_lens(const tamis_batch *batch, int32_t *num_real_reqs,
+                                        tamis_error *err)
+{
+    int32_t n = 0;
+    TAMIS_TRY(count_real_reqs(batch, &n, err));
+    TAMIS_TRY(check_new_tokens(batch, n, err));
+    *num_real_reqs = n;
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_batch_check_lengths(const tamis_batch *batch, int32_t *num_real_reqs,
+                                       tamis_error *err)
+{
+    int32_t n = 0;
+    TAMIS_TRY(count_real_reqs(batch, &n, err));
+    if (n > 0 && batch->block_table == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "batch: block_table is missing");
+    TAMIS_TRY(check_stride(batch->block_table_stride, n, err));
+    TAMIS_TRY(check_new_tokens(batch, n, err));
     *num_real_reqs = n;
     return TAMIS_STATUS_OK;
 }

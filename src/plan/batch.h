@@ -8,6 +8,9 @@
 tamis_status tamis_batch_check_starts(const int32_t *query_start_loc, int32_t num_reqs,
                                       tamis_error *err);
 /* Requests before the padding; the starts must be right. errors: INVALID naming the request */
+tamis_status tamis_batch_check_seq_lens(const tamis_batch *batch, int32_t *num_real_reqs,
+                                        tamis_error *err);
+/* The same, and the shape of the block table. */
 tamis_status tamis_batch_check_lengths(const tamis_batch *batch, int32_t *num_real_reqs,
                                        tamis_error *err);
 
