@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "attention/common/indexer.h"
 #include "attention/common/ring.h"
 
 #define MAX_SLOTS 256
@@ -40,6 +41,14 @@ static int gather_slots(const tamis_compressor *c, const tamis_step *step, int32
     return n;
 }
 
+/* Official: each stage leaves BF16; ascend: the last one. */
+static void round_row(const tamis_compressor *c, const tamis_kernels *kernels, float *row,
+                      bool is_last)
+{
+    if (c->profile == TAMIS_PROFILE_OFFICIAL || (c->profile == TAMIS_PROFILE_ASCEND && is_last))
+        kernels->round_bf16(row, c->head_dim);
+}
+
 bool tamis_compressor_close_row(const tamis_compressor *c, const tamis_kernels *kernels,
                                 const tamis_step *step, int32_t req, int32_t j, const float *cos,
                                 const float *sin, float *scratch)
@@ -47,8 +56,13 @@ bool tamis_compressor_close_row(const tamis_compressor *c, const tamis_kernels *
     const float *value[MAX_SLOTS], *score[MAX_SLOTS];
     const int n_slots = gather_slots(c, step, req, j, value, score);
     kernels->pool(scratch, value, score, n_slots, c->head_dim);
+    round_row(c, kernels, scratch, false);
     kernels->rmsnorm(scratch, scratch, c->weights->norm, c->head_dim, c->eps);
+    round_row(c, kernels, scratch, false);
     kernels->rope(scratch + c->head_dim - c->rope_dim, cos, sin, c->rope_dim / 2, false);
+    round_row(c, kernels, scratch, true);
+    if (c->is_index)
+        tamis_indexer_rotate_key(kernels, c->profile, TAMIS_INDEX_V4, scratch, c->head_dim);
     const int32_t rows = c->out->desc.rows;
     const tamis_row_format *format = &c->out->desc.format;
     uint8_t *row = tamis_cache_block_row(c->out, tamis_step_table(step, req)[j / rows], j % rows);

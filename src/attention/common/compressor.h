@@ -7,8 +7,9 @@
  * has no previous window: its slots are left out, which is a weight of exactly zero.
  *
  * u and z of the step's tokens stand in the step's own buffer, those of earlier tokens in a ring
- * addressed by position; nothing else survives a step. z is stored with ape already added.
- * Source: V4 reference inference/model.py (Compressor).
+ * addressed by position; nothing else survives a step. z is stored with ape already added. Up to
+ * the pooled row everything is f32 in every profile. Source: V4 reference inference/model.py
+ * (Compressor).
  */
 #ifndef TAMIS_ATTENTION_COMMON_COMPRESSOR_H
 #define TAMIS_ATTENTION_COMMON_COMPRESSOR_H
@@ -31,6 +32,8 @@ typedef struct tamis_compressor {
     float *state;            /* [num_tokens][2 * halves * head_dim]: u, then z, of this step */
     const tamis_cache *ring; /* the same rows of earlier tokens */
     const tamis_cache *out;  /* paged cache of the rows */
+    tamis_profile profile;
+    bool is_index; /* rows are keys of V4's indexer: rotated by Hadamard, profile exact excepted */
 } tamis_compressor;
 
 static inline int32_t tamis_compressor_width(const tamis_compressor *c)
@@ -42,8 +45,9 @@ static inline int32_t tamis_compressor_width(const tamis_compressor *c)
 void tamis_compressor_add_ape(const tamis_compressor *c, const tamis_kernels *kernels,
                               const tamis_step *step, int32_t token);
 /*
- * Pool, norm, rotate (cos, sin of position j * ratio) and store row j of a request in its block.
- * scratch: head_dim floats. false: a NaN or infinity came out.
+ * Pool, norm, rotate (cos, sin of position j * ratio) and store row j of a request in its block,
+ * with the profile's roundings to BF16 in between. scratch: head_dim floats. false: a NaN or
+ * infinity came out.
  */
 bool tamis_compressor_close_row(const tamis_compressor *c, const tamis_kernels *kernels,
                                 const tamis_step *step, int32_t req, int32_t j, const float *cos,
