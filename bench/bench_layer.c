@@ -340,7 +340,8 @@ static void bench(stack *s, int32_t n_tokens)
         for (int i = 0; i < TAMIS_NUM_STAGES; i++)
             stage[i] += 1e-6 * (double)best.ns[kind][i] / N_LAYERS;
     printf("%-12s %6d  %8.3f %8.3f  %8.3f %8.3f  %8.3f %8.3f %8.3f %8.3f\n", s->name, n_tokens,
-           ms[0][0], ms[0][n / 2], ms[1][0], ms[1][n / 2], stage[TAMIS_STAGE_PROJECT],
+           ms[0][0], ms[0][n / 2], ms[1][0], ms[1][n / 2],
+           stage[TAMIS_STAGE_PROJECT_IN] + stage[TAMIS_STAGE_PROJECT_Q] + stage[TAMIS_STAGE_PROJECT_OUT],
            stage[TAMIS_STAGE_ROWS], stage[TAMIS_STAGE_SELECT], stage[TAMIS_STAGE_ATTEND]);
 }
 

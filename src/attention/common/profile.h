@@ -9,10 +9,13 @@
 #include <time.h>
 
 typedef enum tamis_attn_stage {
-    TAMIS_STAGE_PROJECT = 0, /* all linear layers */
-    TAMIS_STAGE_ROWS,        /* norms, rotations, rows into caches */
-    TAMIS_STAGE_SELECT,      /* index scores and top-k */
+    TAMIS_STAGE_PROJECT_IN = 0, /* linear layers that read the layer's input */
+    TAMIS_STAGE_PROJECT = TAMIS_STAGE_PROJECT_IN,
+    TAMIS_STAGE_ROWS,      /* norms, rotations, rows into caches */
+    TAMIS_STAGE_PROJECT_Q, /* those of the queries */
+    TAMIS_STAGE_SELECT,    /* index scores and top-k */
     TAMIS_STAGE_ATTEND,
+    TAMIS_STAGE_PROJECT_OUT, /* those behind attention */
     TAMIS_NUM_STAGES
 } tamis_attn_stage;
 

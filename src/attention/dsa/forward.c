@@ -152,11 +152,11 @@ tamis_status tamis_dsa_preprocess(const tamis_dsa_layer *layer, int32_t layer_id
     uint64_t clock = tamis_profile_clock(plan->profile);
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
     project_inputs(&call, x);
-    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    book(&call, TAMIS_STAGE_PROJECT_IN, &clock);
     tamis_dsa_prepare_inputs(&call);
     book(&call, TAMIS_STAGE_ROWS, &clock);
     project_queries(&call);
-    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    book(&call, TAMIS_STAGE_PROJECT_Q, &clock);
     tamis_dsa_close_rows_and_rotate(&call);
     book(&call, TAMIS_STAGE_ROWS, &clock);
     plan->preprocessed = layer_idx;
@@ -184,7 +184,7 @@ tamis_status tamis_dsa_attend(const tamis_dsa_layer *layer, int32_t layer_idx, t
     tamis_dsa_keep_history(&call);
     book(&call, TAMIS_STAGE_ROWS, &clock);
     project_output(&call, out);
-    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    book(&call, TAMIS_STAGE_PROJECT_OUT, &clock);
     tamis_clear_padding(&plan->step, out, layer->config.hidden_size);
     return tell_fault(plan, layer_idx, err);
 }
