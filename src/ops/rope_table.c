@@ -36,6 +36,19 @@ void tamis_rope_frequencies(float *freq, int32_t rope_dim, const tamis_rope_conf
     }
 }
 
+void tamis_rope_frequencies_f32(float *freq, int32_t rope_dim, const tamis_rope_config *config)
+{
+    for (int32_t i = 0; i < rope_dim / 2; i++) {
+        const float exponent = (float)(2 * i) / (float)rope_dim;
+        const float plain = 1.0f / (float)pow((double)config->theta, (double)exponent);
+        freq[i] = plain;
+        if (config->yarn_factor > 1) {
+            const float kept = 1.0f - (float)yarn_ramp(config, rope_dim, i);
+            freq[i] = plain / config->yarn_factor * (1.0f - kept) + plain * kept;
+        }
+    }
+}
+
 void tamis_rope_row(float *cos, float *sin, const float *freq, int32_t n_pairs, int32_t pos)
 {
     for (int32_t i = 0; i < n_pairs; i++) {

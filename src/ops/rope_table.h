@@ -14,6 +14,12 @@
  */
 void tamis_rope_frequencies(float *freq, int32_t rope_dim, const tamis_rope_config *config);
 
+/*
+ * The same as the vendor's code computes them, every step rounded to f32: up to two units in the
+ * last place away, which at position 300 moves one rotated BF16 value in some thousand.
+ */
+void tamis_rope_frequencies_f32(float *freq, int32_t rope_dim, const tamis_rope_config *config);
+
 /* cos, sin [rope_dim / 2] of one position: angle = (float)pos * freq in f32, then exact sincos. */
 void tamis_rope_row(float *cos, float *sin, const float *freq, int32_t n_pairs, int32_t pos);
 /* cos, sin [n][n_pairs]: rows of the positions pos[i] * step. */

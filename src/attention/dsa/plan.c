@@ -187,6 +187,7 @@ static void layout_workspace(tamis_dsa_plan *plan, tamis_arena *arena)
     const tamis_indexer_dims dims = {(int32_t)max_of(plan, index_n_heads),
                                      (int32_t)max_of(plan, index_head_dim),
                                      (int32_t)max_of(plan, index_topk)};
+    ws->indexer.family = TAMIS_INDEX_V4;
     tamis_indexer_layout(&ws->indexer, plan->numerics, dims, plan->params.max_num_batched_tokens,
                          plan->params.n_threads, arena);
     plan->scratch_floats = (size_t)max_of(plan, scratch_need);
@@ -322,6 +323,15 @@ static tamis_status take_memory(tamis_dsa_plan *plan, tamis_error *err)
     return TAMIS_STATUS_OK;
 }
 
+static void set_frequencies(tamis_dsa_kind *kind, tamis_profile profile)
+{
+    const tamis_dsa_config *c = &kind->config;
+    if (profile == TAMIS_PROFILE_EXACT)
+        tamis_rope_frequencies(kind->freq, c->rope_head_dim, &c->rope);
+    else
+        tamis_rope_frequencies_f32(kind->freq, c->rope_head_dim, &c->rope);
+}
+
 tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out, const tamis_dsa_caches *caches,
                                  const tamis_plan_params *params, tamis_error *err)
 {
@@ -337,8 +347,7 @@ tamis_status tamis_dsa_plan_open(tamis_dsa_plan **out, const tamis_dsa_caches *c
     plan->preprocessed = -1;
     TAMIS_TRY_GOTO(take_memory(plan, err));
     for (int32_t i = 0; i < plan->n_kinds; i++)
-        tamis_rope_frequencies(plan->kinds[i].freq, plan->kinds[i].config.rope_head_dim,
-                               &plan->kinds[i].config.rope);
+        set_frequencies(&plan->kinds[i], plan->numerics);
     for (int32_t i = 0; i < plan->n_layers; i++)
         plan->kind_of_layer[i] = find_kind(plan, &plan->layers[i]);
     *out = plan;
@@ -377,7 +386,7 @@ static void build_lists(const tamis_dsa_plan *plan, tamis_dsa_kind *kind, int32_
 {
     const tamis_dsa_config *c = &kind->config;
     const tamis_step *step = &plan->step;
-    const bool best_first = tamis_dsa_is_best_first(plan);
+    const bool best_first = tamis_indexer_is_ranked(plan->numerics, plan->ws.indexer.family);
     for (int32_t t = 0; t < step->n_tokens; t++) {
         const int32_t pos = step->tok_pos[t];
         kind->visible[t] = tamis_visible_rows(pos, c->compress_ratio);

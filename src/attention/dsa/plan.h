@@ -82,10 +82,5 @@ static inline int32_t tamis_dsa_window_places(const tamis_dsa_plan *plan,
     return plan->numerics == TAMIS_PROFILE_OFFICIAL ? config->sliding_window
                                                     : pos + 1 - tamis_dsa_window_start(config, pos);
 }
-/* Whether selections are listed best score first, as the vendor's are; else ascending. */
-static inline bool tamis_dsa_is_best_first(const tamis_dsa_plan *plan)
-{
-    return plan->numerics == TAMIS_PROFILE_OFFICIAL;
-}
 
 #endif

@@ -15,12 +15,13 @@ static void report(tamis_dsa_call *call, bool is_finite)
         atomic_store_explicit(&call->plan->has_fault, true, memory_order_relaxed);
 }
 
-static tamis_compressor make_compressor(const tamis_dsa_config *config,
+static tamis_compressor make_compressor(const tamis_dsa_config *config, tamis_profile profile,
                                         const tamis_compressor_weights *weights, int32_t head_dim,
                                         float *state, const tamis_cache *ring,
                                         const tamis_cache *out)
 {
     return (tamis_compressor){.weights = weights,
+                              .profile = profile,
                               .ratio = config->compress_ratio,
                               .head_dim = head_dim,
                               .rope_dim = config->rope_head_dim,
@@ -54,13 +55,16 @@ tamis_dsa_call tamis_dsa_call_make(const tamis_dsa_layer *layer, int32_t layer_i
     call.has_compressor = call.ckv != NULL;
     call.has_indexer = call.index_key != NULL;
     if (call.has_compressor)
-        call.compressor =
-            make_compressor(config, &layer->weights.compressor, config->head_dim, plan->ws.state,
-                            tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_STATE), call.ckv);
-    if (call.has_indexer)
+        call.compressor = make_compressor(
+            config, plan->numerics, &layer->weights.compressor, config->head_dim, plan->ws.state,
+            tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_STATE), call.ckv);
+    if (call.has_indexer) {
         call.index_compressor = make_compressor(
-            config, &layer->weights.index_compressor, config->index_head_dim, plan->ws.index_state,
-            tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_INDEX_STATE), call.index_key);
+            config, plan->numerics, &layer->weights.index_compressor, config->index_head_dim,
+            plan->ws.index_state, tamis_dsa_cache(caches, layer_idx, TAMIS_DSA_INDEX_STATE),
+            call.index_key);
+        call.index_compressor.is_index = true;
+    }
     return call;
 }
 
@@ -138,11 +142,8 @@ static void prepare_thread(void *arg, int thread_idx, int n_threads)
         prepare_kv(call, token);
         if (call->has_compressor)
             tamis_compressor_add_ape(&call->compressor, k, &call->plan->step, (int32_t)token);
-        if (call->has_indexer) {
+        if (call->has_indexer)
             tamis_compressor_add_ape(&call->index_compressor, k, &call->plan->step, (int32_t)token);
-            report(call, tamis_indexer_scale_weights(&call->plan->ws.indexer, k,
-                                                     tamis_dsa_index_dims(c), token));
-        }
     }
 }
 
@@ -167,8 +168,8 @@ static void norm_head(const tamis_dsa_call *call, float *head)
         norm_row(&call->exec, head, NULL, c->head_dim, c->rms_norm_eps);
 }
 
-/* Q4, I2. */
-static void prepare_query(tamis_dsa_call *call, int64_t token)
+/* Q4 */
+static void prepare_query(const tamis_dsa_call *call, int64_t token)
 {
     const tamis_dsa_config *c = call->config;
     float *q = call->plan->ws.q + token * c->num_heads * c->head_dim;
@@ -176,11 +177,18 @@ static void prepare_query(tamis_dsa_call *call, int64_t token)
         norm_head(call, q);
         rotate(call, q, c->head_dim, token, false);
     }
-    if (!call->has_indexer)
-        return;
-    q = call->plan->ws.indexer.q + token * c->index_n_heads * c->index_head_dim;
-    for (int32_t h = 0; h < c->index_n_heads; h++)
-        rotate(call, q + h * c->index_head_dim, c->index_head_dim, token, false);
+}
+
+/* I2, second half of W1. */
+static void prepare_index_query(tamis_dsa_call *call, int64_t token)
+{
+    const tamis_dsa_config *c = call->config;
+    const tamis_indexer *indexer = &call->plan->ws.indexer;
+    float *q = indexer->q + token * c->index_n_heads * c->index_head_dim;
+    for (int32_t h = 0; h < c->index_n_heads; h++, q += c->index_head_dim)
+        rotate(call, q, c->index_head_dim, token, false);
+    report(call, tamis_indexer_prepare(indexer, &call->exec, tamis_dsa_index_dims(c),
+                                       &call->index_key->desc.format, token));
 }
 
 static void close_row(tamis_dsa_call *call, const tamis_compressor *compressor, int64_t i,
@@ -207,8 +215,11 @@ static void close_and_rotate_thread(void *arg, int thread_idx, int n_threads)
         }
     }
     tamis_team_range(call->plan->step.n_tokens, 1, thread_idx, n_threads, &begin, &end);
-    for (int64_t token = begin; token < end; token++)
+    for (int64_t token = begin; token < end; token++) {
         prepare_query(call, token);
+        if (call->has_indexer)
+            prepare_index_query(call, token);
+    }
 }
 
 void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call)

@@ -22,9 +22,10 @@ tamis_dsa_call tamis_dsa_call_make(const tamis_dsa_layer *layer, int32_t layer_i
                                    tamis_dsa_plan *plan, const tamis_dsa_caches *caches,
                                    tamis_team *team);
 
-/* Q2, K2, C1, W1: norms of qa and kv, kv rotated and rounded to its row, ape, index weights. */
+/* Q2, K2, C1: norms of qa and kv, kv rotated and coded as its row, ape. */
 void tamis_dsa_prepare_inputs(tamis_dsa_call *call);
-/* Q4, I2, C2, J2: head norm and rotation of q, rotation of index q, rows closed and stored. */
+/* Q4, I2, W1, C2, J2: head norm and rotation of q, index q and its head weights as the scores read
+ * them, rows closed and stored. */
 void tamis_dsa_close_rows_and_rotate(tamis_dsa_call *call);
 /* S1: index scores and top-k. */
 void tamis_dsa_select(tamis_dsa_call *call);
