@@ -364,7 +364,7 @@ void lowbit_row_decode(double *x, const lowbit_row *row, const uint8_t *bytes)
         lowbit_row_codes(codes, scales, row, bytes);
     for (int32_t i = 0; i < n_coded; i++)
         if (row->n_groups > 0)
-            x[i] = lowbit_bf16(codes[i] * scales[i / row->group]);
+            x[i] = lowbit_bf16(lowbit_f32(codes[i] * scales[i / row->group])); /* one f32 product */
         else if (row->layout == LOWBIT_ROW_F32)
             x[i] = fields_value(get(bytes + 4 * i, 4), 8, 23, 127);
         else
