@@ -20,6 +20,11 @@
  * A complete program: examples/sfa_attention.c. Types shared with the other back end:
  * tamis/attention.h.
  *
+ * Whose arithmetic a layer has is the profile its caches were opened with (tamis_cache_params). In
+ * profiles official and ascend x must hold BF16 values; stages end in BF16, queries, latents and
+ * outputs included, and cache rows are packed (docs/numerics-profiles.md). tamis_mlapo_preprocess is
+ * Ascend's fused form of the first operator.
+ *
  * Results are the same bits for any cut of a prompt into steps, any batch, any number of threads,
  * any physical blocks and any CPU level (docs/numerics.md). That is why there is one form for
  * decode and prefill: expanding K and V for prefill would add in another order.
@@ -65,6 +70,7 @@ typedef struct tamis_sfa_weights {
                                then v value rows; used in place, no copy of the halves is made */
     tamis_matrix o_proj;    /* [hidden_size][num_heads * v] */
     const float *q_a_norm;  /* [q_lora_rank] */
+    const float *q_a_norm_bias; /* [q_lora_rank] added after it (Ascend's quantiser), or NULL */
     const float *kv_a_norm; /* [kv_lora_rank] */
     /* indexer; not read if index_topk is 0 or reuse_topk is set */
     tamis_matrix index_wq_b;         /* [index_n_heads * index_head_dim][q_lora_rank] */
@@ -172,7 +178,8 @@ TAMIS_API tamis_layer_plan_view tamis_sfa_plan_layer(const tamis_sfa_plan *plan,
  * threads  plan, caches and team belong to one caller at a time
  * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
  *          caches were opened for, no team or one of another size, caches of another plan,
- *          out that overlaps x. STATE: no step is planned (nothing was built yet, or the latest
+ *          out that overlaps x. UNSUPPORTED: a weight in a format that the profile does not run
+ *          (official: I8, I4; ascend: kv_b_proj as I8, I4). STATE: no step is planned (nothing was built yet, or the latest
  *          build was refused); a step of no tokens is one.
  *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input)
  * source   V3.2 inference/model.py (MLA, Indexer); sfa_v1.py forward
@@ -231,6 +238,71 @@ TAMIS_API float *tamis_sfa_plan_query(tamis_sfa_plan *plan);
  * if the token is not in 0..num_tokens - 1.
  */
 TAMIS_API float *tamis_sfa_plan_latent_out(tamis_sfa_plan *plan, int32_t token);
+
+/* ---------------------------------------------------------------- MLAPO */
+
+/**
+ * Weights of Ascend's fused preprocessing (mla_preprocess), made from a layer whose q_a_proj,
+ * kv_a_proj and q_b_proj are W8A8 static: the first two become one matrix, kv_a_proj's rows first;
+ * the rotated rows of kv_a_proj and of every head of q_b_proj stand in the order 0, 2, 4, ..., 1, 3,
+ * 5, ..., and with them deq_scale and quant_bias. A product so leaves its rotated part as halves,
+ * and rotating halves (layout B of what was pairs) is what the kernel does.
+ */
+typedef struct tamis_mlapo {
+    tamis_matrix qkv_a_proj; /* I8 [kv_lora_rank + rope + q_lora_rank][hidden_size] */
+    tamis_matrix q_b_proj;   /* I8 [num_heads * (nope + rope)][q_lora_rank] */
+    float eps;               /* of both norms, whatever the layer's rms_norm_eps is */
+} tamis_mlapo;
+
+/** eps that Ascend's kernel has built in. */
+#define TAMIS_MLAPO_EPS 1e-6f
+
+/**
+ * Reordered copies of a layer's weights; the layer's own may go afterwards but for those that
+ * tamis_mlapo_preprocess still reads (norms, kv_b_proj, the indexer's) and the shapes of the others.
+ *
+ * range    eps above 0
+ * errors   what tamis_sfa_layer_check finds; UNSUPPORTED: a weight that is not W8A8 static (name,
+ *          type seen and allowed); INVALID: kv_a_proj with another input scale or offset than
+ *          q_a_proj (the fused matrix has one), eps; NO_MEMORY
+ * source   sfa_v1.py _process_weights_for_fused_mlapo
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_mlapo_prepare(tamis_mlapo **out,
+                                                            const tamis_sfa_layer *layer,
+                                                            float eps, tamis_error *err);
+TAMIS_API void tamis_mlapo_free(tamis_mlapo **mlapo);
+
+/** What else a caller may want of tamis_mlapo_preprocess; NULL: not wanted. */
+typedef struct tamis_mlapo_outputs {
+    float *q_c;        /* [num_tokens][q_lora_rank] normed low-rank query, bias included */
+    float *query_nope; /* [num_tokens][num_heads][kv_lora_rank] absorbed */
+    float *query_rope; /* [num_tokens][num_heads][rope] rotated */
+    float *latent;     /* [num_tokens][kv_lora_rank] normed, before it is coded for the cache */
+    float *key_rope;   /* [num_tokens][rope] rotated */
+    bool halves;       /* rotated parts as halves (x0 x1 ... y0 y1 ...: Ascend's layout B) instead
+                          of pairs (x0 y0 x1 y1 ...: layout A, which plan and caches have) */
+} tamis_mlapo_outputs;
+
+/**
+ * tamis_sfa_preprocess with the projections q_a, kv_a and q_b in MLAPO's form; select, attend and
+ * output follow as after that. The indexer's projections are the layer's own.
+ *
+ *   x8 = int8 of x, the scaled value rounded to FP16 first; [kv | q] = bf16((x8 w + bias) deq)
+ *   q_c = norm(q) + bias in f32; bf16(q_c) is what the indexer reads, int8 of the f32 values (again
+ *   through FP16) is what q_b_proj reads; latent, rotations, absorbed query as in profile ascend
+ *
+ * args     as tamis_sfa_preprocess; outputs NULL: none. Rows of padding (slot -1) are skipped: not
+ *          read, not written
+ * numeric  class ordered. Against the unfused path: the FP16 step, q_b_proj's input from f32 instead
+ *          of BF16 values, eps; each moves a quantised value by one step at most where it does
+ * errors   as tamis_sfa_preprocess; UNSUPPORTED: caches of another profile than ascend; INVALID:
+ *          mlapo of another shape than the layer
+ * source   csrc mla_preprocess_mix_bf16_qdown.hpp
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_mlapo_preprocess(
+    const tamis_mlapo *mlapo, const tamis_sfa_layer *layer, int32_t layer_idx, tamis_sfa_plan *plan,
+    tamis_sfa_caches *caches, const float *x, const tamis_mlapo_outputs *outputs, tamis_team *team,
+    tamis_error *err);
 
 #ifdef __cplusplus
 }

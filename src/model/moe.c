@@ -6,6 +6,7 @@
 
 #include "core/size.h"
 #include "kernels/math.h"
+#include "ops/linear_inputs.h"
 #include "ops/topk.h"
 #include "weights/expert_ids.h"
 
@@ -321,15 +322,10 @@ static float *shared_up(const moe_pass *pass)
     return pass->moe->up + pass->n_tokens * per_token(pass) * width(pass);
 }
 
-/* Whether w1 and w3 of an expert read one quantised input, or at most one of them quantises. */
+/* Whether w1 and w3 of an expert read one quantised input at most. */
 static bool shares_input(const tamis_expert_weights *w)
 {
-    const tamis_static_quant *a = w->w1.input, *b = w->w3.input;
-    if (w->w1.dtype != w->w3.dtype)
-        return false;
-    if (a == NULL || b == NULL)
-        return a == b;
-    return a->input_scale == b->input_scale && a->input_offset == b->input_offset;
+    return tamis_linear_shares_input((const tamis_matrix *[]){&w->w1, &w->w3}, 2);
 }
 
 /* Whether all experts of the layer do; else w1 and w3 run one after the other, so that the

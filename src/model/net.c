@@ -2,8 +2,10 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "attention/common/profile_checks.h"
 #include "core/error.h"
 #include "core/mem.h"
 #include "core/size.h"
@@ -15,6 +17,47 @@ static const tamis_net_ops *const ops_of_family[] = {
 };
 
 /* ---------------------------------------------------------------- open and close */
+
+static tamis_status check_expert(const char *object, const char *prefix,
+                                 const tamis_expert_weights *w, tamis_profile profile,
+                                 tamis_error *err)
+{
+    const struct {
+        const char *name;
+        const tamis_matrix *matrix;
+    } matrices[] = {{"w1", &w->w1}, {"w3", &w->w3}, {"w2", &w->w2}};
+    char name[48];
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "%s %s", prefix, matrices[i].name);
+        TAMIS_TRY(tamis_check_profile_matrix(object, name, matrices[i].matrix, profile, err));
+    }
+    return TAMIS_STATUS_OK;
+}
+
+/* Whether the profile runs the weights outside attention, which the families check. */
+static tamis_status check_profile(const tamis_net *net, tamis_error *err)
+{
+    const tamis_profile profile = net->params.cache.profile;
+    const tamis_model_weights *w = net->weights;
+    char object[32], prefix[32];
+    for (int32_t i = 0; i < tamis_net_num_layers(net); i++) {
+        const tamis_moe_weights *moe = &w->layers[i].moe;
+        snprintf(object, sizeof object, "layer %d", i);
+        for (int64_t e = 0; e < moe->gate.rows; e++) {
+            snprintf(prefix, sizeof prefix, "expert %lld", (long long)e);
+            TAMIS_TRY(check_expert(object, prefix, &moe->experts[e], profile, err));
+        }
+        if (moe->shared.w1.rows > 0)
+            TAMIS_TRY(check_expert(object, moe->gate.rows > 0 ? "shared expert" : "MLP",
+                                   &moe->shared, profile, err));
+    }
+    if (net->params.draft && w->mtp.eh_proj.data != NULL)
+        return tamis_check_profile_matrix("MTP", "eh_proj", &w->mtp.eh_proj, profile, err);
+    if (!net->params.draft)
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(tamis_check_profile_matrix("MTP", "e_proj", &w->mtp.e_proj, profile, err));
+    return tamis_check_profile_matrix("MTP", "h_proj", &w->mtp.h_proj, profile, err);
+}
 
 /* Sizes only: what both measure and open start from. */
 static tamis_status create(tamis_net **out, const tamis_model_config *config,
@@ -34,8 +77,8 @@ static tamis_status create(tamis_net **out, const tamis_model_config *config,
     net->moe.config = config;
     net->moe.max_tokens = params->plan.max_num_batched_tokens;
     assert(!params->draft || weights->n_mtp == 1);
-    *out = net;
-    return TAMIS_STATUS_OK;
+    *out = net; /* the caller's to close even after a failure */
+    return check_profile(net, err);
 }
 
 tamis_plan_params tamis_net_draft_plan_params(const tamis_net *net)
@@ -107,7 +150,7 @@ tamis_status tamis_net_measure(const tamis_model_config *config, const tamis_mod
     tamis_net *net = NULL;
     tamis_status st;
     size_t activations = 0;
-    TAMIS_TRY(create(&net, config, weights, params, err));
+    TAMIS_TRY_GOTO(create(&net, config, weights, params, err));
     TAMIS_TRY_GOTO(net->ops->measure(net, out, err));
     TAMIS_TRY_GOTO(measure_activations(net, &activations, err));
     out->workspace += activations;
@@ -135,7 +178,7 @@ tamis_status tamis_net_open(tamis_net **out, const tamis_model_config *config,
     tamis_net *net = NULL;
     tamis_status st;
     *out = NULL;
-    TAMIS_TRY(create(&net, config, weights, params, err));
+    TAMIS_TRY_GOTO(create(&net, config, weights, params, err));
     TAMIS_TRY_GOTO(open_parts(net, err));
     *out = net;
     return TAMIS_STATUS_OK;

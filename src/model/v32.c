@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/error.h"
@@ -28,6 +29,18 @@ static bool shares_topk(const tamis_net *net)
 
 /* ---------------------------------------------------------------- open and close */
 
+/* Whether the profile runs every layer's weights. */
+static tamis_status check_layers(const tamis_net *net, tamis_error *err)
+{
+    char object[32];
+    for (int32_t i = 0; i < tamis_net_num_layers(net); i++) {
+        snprintf(object, sizeof object, "layer %d", i);
+        TAMIS_TRY(tamis_sfa_profile_check(&net->weights->layers[i].sfa, net->params.cache.profile,
+                                          object, err));
+    }
+    return TAMIS_STATUS_OK;
+}
+
 static tamis_status collect_layers(const tamis_net *net, tamis_sfa_config **out, tamis_error *err)
 {
     const size_t n = (size_t)tamis_net_num_layers(net);
@@ -47,9 +60,11 @@ static tamis_status measure_v32(const tamis_net *net, tamis_net_bytes *out, tami
     tamis_sfa_config *layers = NULL;
     uint64_t draft_bytes = 0;
     tamis_status st;
+    TAMIS_TRY(check_layers(net, err));
     TAMIS_TRY(collect_layers(net, &layers, err));
     TAMIS_TRY_GOTO(tamis_sfa_caches_measure(layers, n_layers, cache, &out->caches, err));
-    TAMIS_TRY_GOTO(tamis_sfa_plan_measure(layers, n_layers, &net->params.plan, cache, &out->workspace, err));
+    TAMIS_TRY_GOTO(
+        tamis_sfa_plan_measure(layers, n_layers, &net->params.plan, cache, &out->workspace, err));
     if (net->params.draft)
         TAMIS_TRY_GOTO(tamis_sfa_plan_measure(layers, n_layers, &draft, cache, &draft_bytes, err));
     out->workspace += draft_bytes;
@@ -62,6 +77,7 @@ static tamis_status open_v32(tamis_net *net, tamis_error *err)
 {
     tamis_v32 *v32 = (tamis_v32 *)net;
     tamis_sfa_config *layers = NULL;
+    TAMIS_TRY(check_layers(net, err));
     TAMIS_TRY(collect_layers(net, &layers, err));
     const tamis_plan_params draft = tamis_net_draft_plan_params(net);
     const tamis_status st = tamis_sfa_caches_open(&v32->caches, layers, tamis_net_num_layers(net),
@@ -120,11 +136,14 @@ tamis_sfa_plan *tamis_v32_plan(tamis_net *net)
 
 /* ---------------------------------------------------------------- residual stream */
 
-/* Of every row: h += v if there is a v, then out = norm(h) if there is a norm. */
+/*
+ * Of every row: h += v if there is a v, then out = norm(h) if there is a norm. Profiles official
+ * and ascend: a norm reads the sum as it is in f32, and h is rounded to BF16 only after that.
+ */
 typedef struct v32_pass {
     const tamis_v32 *v32;
     int64_t n_rows;
-    const int32_t *rows; /* row i of out is of token rows[i]; NULL: of token i */
+    const int32_t *rows; /* row i of out is of token rows[i], h stays; NULL: of token i */
     const float *v, *norm;
     float *out;
     atomic_bool has_fault;
@@ -144,6 +163,9 @@ static bool residual_row(const v32_pass *pass, int64_t i)
     if (pass->norm != NULL) {
         float *out = pass->out + i * hidden;
         kernels->rmsnorm(out, h, pass->norm, hidden, net->config->rms_norm_eps);
+        tamis_exec_round(&net->exec, out, hidden);
+        if (pass->rows == NULL)
+            tamis_exec_round(&net->exec, h, hidden);
         is_finite = is_finite && kernels->all_finite(out, hidden);
     }
     return is_finite;
@@ -312,9 +334,9 @@ static int32_t run_mtp_head(const tamis_v32 *v32, const tamis_net_step *step)
 static void keep_rows(tamis_v32 *v32, const tamis_net_draft *draft)
 {
     const tamis_net *net = &v32->base;
-    const size_t topk = (size_t)net->config->index_topk;
-    tamis_net_keep_rows(v32->h, (size_t)net->config->hidden_size * sizeof *v32->h, draft->rows,
-                        draft->n_rows);
+    const size_t topk = (size_t)net->config->index_topk, hidden = (size_t)net->config->hidden_size;
+    tamis_net_keep_rows(v32->h, hidden * sizeof *v32->h, draft->rows, draft->n_rows);
+    tamis_exec_round(&net->exec, v32->h, (int64_t)hidden * draft->n_rows);
     if (!shares_topk(net))
         return;
     if (!draft->over_step)

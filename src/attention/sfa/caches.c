@@ -19,9 +19,10 @@ tamis_status tamis_sfa_row_formats(tamis_row_format *latent, tamis_row_format *i
                                    tamis_error *err)
 {
     const tamis_row_choice *choice;
-    TAMIS_TRY(tamis_row_choice_find(&choice, choices, sizeof choices / sizeof *choices, params, err));
-    const bool is_packed = choice->kv == TAMIS_ROWS_LATENT_FLASHMLA ||
-                           choice->kv == TAMIS_ROWS_LATENT_ASCEND;
+    TAMIS_TRY(
+        tamis_row_choice_find(&choice, choices, sizeof choices / sizeof *choices, params, err));
+    const bool is_packed =
+        choice->kv == TAMIS_ROWS_LATENT_FLASHMLA || choice->kv == TAMIS_ROWS_LATENT_ASCEND;
     TAMIS_TRY(tamis_row_format_make(latent, choice->kv, tamis_sfa_row_values(layer),
                                     is_packed ? layer->qk_rope_head_dim : 0, err));
     if (!tamis_sfa_has_indexer(layer))

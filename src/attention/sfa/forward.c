@@ -11,94 +11,19 @@
  *
  * K-up and V-up are the two parts of each head in kv_b_proj, read in place. Rows are rounded to the
  * cache's type before anything reads them. Source: V3.2 inference/model.py (MLA, Indexer);
- * sfa_v1.py forward; docs/numerics.md.
+ * sfa_v1.py forward; docs/numerics.md, docs/numerics-profiles.md.
  */
 #include "attention/common/layer_checks.h"
 #include "attention/common/plan_view.h"
-#include "attention/common/projections.h"
 #include "attention/sfa/stages.h"
 #include "core/error.h"
-
-/* ---------------------------------------------------------------- linear layers */
-
-static tamis_linear_job project(const tamis_sfa_call *call, const tamis_matrix *w, const float *x,
-                                float *y)
-{
-    return tamis_linear_full(w, x, y, call->plan->step.n_tokens);
-}
-
-/* Q1, K1, J1, W1: everything that reads x, side by side. */
-static void project_inputs(const tamis_sfa_call *call, const float *x)
-{
-    const tamis_sfa_weights *w = call->weights;
-    const tamis_sfa_workspace *ws = &call->plan->ws;
-    const tamis_linear_job jobs[] = {project(call, &w->q_a_proj, x, ws->qa),
-                                     project(call, &w->kv_a_proj, x, ws->kv),
-                                     project(call, &w->index_wk, x, ws->index_k),
-                                     project(call, &w->index_weights_proj, x, ws->indexer.w_raw)};
-    tamis_run_projections(&call->exec, call->plan->params.serial, jobs,
-                          call->index_key != NULL ? 4 : 2);
-}
-
-/* Q3, I1: both queries come from the normed low-rank query. */
-static void project_queries(const tamis_sfa_call *call)
-{
-    const tamis_sfa_weights *w = call->weights;
-    const tamis_sfa_workspace *ws = &call->plan->ws;
-    const tamis_linear_job jobs[] = {project(call, &w->q_b_proj, ws->qa, ws->heads),
-                                     project(call, &w->index_wq_b, ws->qa, ws->indexer.q)};
-    tamis_run_projections(&call->exec, call->plan->params.serial, jobs,
-                          call->index_key != NULL ? 2 : 1);
-}
-
-/* Q5: q_h . (K_h c) = (q_h K_h) . c, so the query meets the latent itself. */
-static void absorb(const tamis_sfa_call *call)
-{
-    const tamis_sfa_config *c = call->config;
-    const tamis_sfa_workspace *ws = &call->plan->ws;
-    const int64_t qk = c->qk_nope_head_dim + c->qk_rope_head_dim, row = tamis_sfa_row_values(c);
-    for (int64_t h = 0; h < c->num_heads; h++) {
-        const int64_t first = h * (c->qk_nope_head_dim + c->v_head_dim);
-        ws->jobs[h] = (tamis_linear_job){.w = &call->weights->kv_b_proj,
-                                         .row_begin = first,
-                                         .row_end = first + c->qk_nope_head_dim,
-                                         .x = ws->heads + h * qk,
-                                         .x_stride = c->num_heads * qk,
-                                         .y = ws->q + h * row,
-                                         .y_stride = c->num_heads * row,
-                                         .n_tokens = call->plan->step.n_tokens};
-    }
-    tamis_linear_t_run(&call->exec, ws->jobs, c->num_heads);
-}
-
-/* O1: latents of the heads become values, then the layer's output. */
-static void project_output(const tamis_sfa_call *call, float *out)
-{
-    const tamis_sfa_config *c = call->config;
-    const tamis_sfa_workspace *ws = &call->plan->ws;
-    const int64_t row = tamis_sfa_row_values(c);
-    for (int64_t h = 0; h < c->num_heads; h++) {
-        const int64_t end = (h + 1) * (c->qk_nope_head_dim + c->v_head_dim);
-        ws->jobs[h] = (tamis_linear_job){.w = &call->weights->kv_b_proj,
-                                         .row_begin = end - c->v_head_dim,
-                                         .row_end = end,
-                                         .x = ws->q + h * c->kv_lora_rank,
-                                         .x_stride = c->num_heads * row,
-                                         .y = ws->heads + h * c->v_head_dim,
-                                         .y_stride = (int64_t)c->num_heads * c->v_head_dim,
-                                         .n_tokens = call->plan->step.n_tokens};
-    }
-    tamis_linear_run(&call->exec, ws->jobs, c->num_heads);
-    const tamis_linear_job job = project(call, &call->weights->o_proj, ws->heads, out);
-    tamis_linear_run(&call->exec, &job, 1);
-}
 
 /* ---------------------------------------------------------------- checks */
 
 /* Misuse that would corrupt memory or give wrong numbers; cheap beside one matrix row. */
-static tamis_status check_call(const tamis_sfa_layer *layer, int32_t layer_idx,
-                               const tamis_sfa_plan *plan, const tamis_sfa_caches *caches,
-                               const tamis_team *team, tamis_error *err)
+tamis_status tamis_sfa_check_call(const tamis_sfa_layer *layer, int32_t layer_idx,
+                                  const tamis_sfa_plan *plan, const tamis_sfa_caches *caches,
+                                  const tamis_team *team, tamis_error *err)
 {
     if (plan->layers != caches->layers)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "layer: the plan belongs to other caches");
@@ -117,7 +42,8 @@ static tamis_status check_call(const tamis_sfa_layer *layer, int32_t layer_idx,
                           layer_idx);
     if (!plan->is_planned)
         return tamis_fail(err, TAMIS_STATUS_STATE, "layer: no step is planned");
-    return tamis_sfa_layer_check(layer, err);
+    TAMIS_TRY(tamis_sfa_layer_check(layer, err));
+    return tamis_sfa_profile_check(layer, plan->numerics, "layer", err);
 }
 
 /* Whether the layer has come as far as `needed` and no further than `latest`. */
@@ -167,8 +93,8 @@ static tamis_status check_indices(const tamis_sfa_plan *plan, const int32_t *ind
     return TAMIS_STATUS_OK;
 }
 
-static tamis_status finish(tamis_sfa_plan *plan, int32_t layer_idx, tamis_sfa_progress progress,
-                           tamis_error *err)
+tamis_status tamis_sfa_finish(tamis_sfa_plan *plan, int32_t layer_idx, tamis_sfa_progress progress,
+                              tamis_error *err)
 {
     plan->running_layer = layer_idx;
     plan->progress = progress;
@@ -181,7 +107,7 @@ static tamis_status finish(tamis_sfa_plan *plan, int32_t layer_idx, tamis_sfa_pr
 
 /* ---------------------------------------------------------------- operators */
 
-static void book(const tamis_sfa_call *call, tamis_attn_stage stage, uint64_t *since)
+void tamis_sfa_book(const tamis_sfa_call *call, tamis_attn_stage stage, uint64_t *since)
 {
     tamis_profile_add(call->plan->profile, call->config->reuse_topk ? 1 : 0, stage, since);
 }
@@ -190,27 +116,27 @@ tamis_status tamis_sfa_preprocess(const tamis_sfa_layer *layer, int32_t layer_id
                                   tamis_sfa_plan *plan, tamis_sfa_caches *caches, const float *x,
                                   tamis_team *team, tamis_error *err)
 {
-    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    TAMIS_TRY(tamis_sfa_check_call(layer, layer_idx, plan, caches, team, err));
     tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
     uint64_t clock = tamis_profile_clock(plan->profile);
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
-    project_inputs(&call, x);
-    book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_project_inputs(&call, x);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
     tamis_sfa_store_rows(&call);
-    book(&call, TAMIS_STAGE_ROWS, &clock);
-    project_queries(&call);
-    book(&call, TAMIS_STAGE_PROJECT, &clock);
-    tamis_sfa_rotate_queries(&call);
-    book(&call, TAMIS_STAGE_ROWS, &clock);
-    absorb(&call);
-    book(&call, TAMIS_STAGE_PROJECT, &clock);
-    return finish(plan, layer_idx, TAMIS_SFA_PREPROCESSED, err);
+    tamis_sfa_book(&call, TAMIS_STAGE_ROWS, &clock);
+    tamis_sfa_project_queries(&call);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_prepare_queries(&call);
+    tamis_sfa_book(&call, TAMIS_STAGE_ROWS, &clock);
+    tamis_sfa_absorb(&call);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    return tamis_sfa_finish(plan, layer_idx, TAMIS_SFA_PREPROCESSED, err);
 }
 
 tamis_status tamis_sfa_select(const tamis_sfa_layer *layer, int32_t layer_idx, tamis_sfa_plan *plan,
                               tamis_sfa_caches *caches, tamis_team *team, tamis_error *err)
 {
-    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    TAMIS_TRY(tamis_sfa_check_call(layer, layer_idx, plan, caches, team, err));
     TAMIS_TRY(
         check_progress(plan, layer_idx, TAMIS_SFA_PREPROCESSED, TAMIS_SFA_SELECTED, "select", err));
     TAMIS_TRY(check_selection(plan, layer_idx, err));
@@ -220,15 +146,15 @@ tamis_status tamis_sfa_select(const tamis_sfa_layer *layer, int32_t layer_idx, t
         tamis_sfa_run_select(&call);
         plan->selected_by = layer_idx;
     }
-    book(&call, TAMIS_STAGE_SELECT, &clock);
-    return finish(plan, layer_idx, TAMIS_SFA_SELECTED, err);
+    tamis_sfa_book(&call, TAMIS_STAGE_SELECT, &clock);
+    return tamis_sfa_finish(plan, layer_idx, TAMIS_SFA_SELECTED, err);
 }
 
 tamis_status tamis_sfa_attend(const tamis_sfa_layer *layer, int32_t layer_idx, tamis_sfa_plan *plan,
                               tamis_sfa_caches *caches, const int32_t *indices, int32_t num_indices,
                               float *lse, tamis_team *team, tamis_error *err)
 {
-    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    TAMIS_TRY(tamis_sfa_check_call(layer, layer_idx, plan, caches, team, err));
     TAMIS_TRY(check_progress(plan, layer_idx,
                              indices != NULL ? TAMIS_SFA_PREPROCESSED : TAMIS_SFA_SELECTED,
                              TAMIS_SFA_SELECTED, "attend", err));
@@ -237,25 +163,25 @@ tamis_status tamis_sfa_attend(const tamis_sfa_layer *layer, int32_t layer_idx, t
     tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
     uint64_t clock = tamis_profile_clock(plan->profile);
     tamis_sfa_run_attend(&call, indices, num_indices, lse);
-    book(&call, TAMIS_STAGE_ATTEND, &clock);
-    return finish(plan, layer_idx, TAMIS_SFA_ATTENDED, err);
+    tamis_sfa_book(&call, TAMIS_STAGE_ATTEND, &clock);
+    return tamis_sfa_finish(plan, layer_idx, TAMIS_SFA_ATTENDED, err);
 }
 
 tamis_status tamis_sfa_output(const tamis_sfa_layer *layer, int32_t layer_idx, tamis_sfa_plan *plan,
                               tamis_sfa_caches *caches, float *out, tamis_team *team,
                               tamis_error *err)
 {
-    TAMIS_TRY(check_call(layer, layer_idx, plan, caches, team, err));
+    TAMIS_TRY(tamis_sfa_check_call(layer, layer_idx, plan, caches, team, err));
     TAMIS_TRY(
         check_progress(plan, layer_idx, TAMIS_SFA_ATTENDED, TAMIS_SFA_ATTENDED, "output", err));
     tamis_sfa_call call = tamis_sfa_call_make(layer, layer_idx, plan, caches, team);
     uint64_t clock = tamis_profile_clock(plan->profile);
-    project_output(&call, out);
+    tamis_sfa_project_output(&call, out);
     tamis_clear_padding(&plan->step, out, layer->config.hidden_size);
     tamis_sfa_report(&call, call.exec.kernels->all_finite(out, (int64_t)plan->step.n_tokens *
                                                                    layer->config.hidden_size));
-    book(&call, TAMIS_STAGE_PROJECT, &clock);
-    return finish(plan, layer_idx, TAMIS_SFA_NOTHING, err);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    return tamis_sfa_finish(plan, layer_idx, TAMIS_SFA_NOTHING, err);
 }
 
 tamis_status tamis_sfa_forward(const tamis_sfa_layer *layer, int32_t layer_idx,

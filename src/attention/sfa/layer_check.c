@@ -1,6 +1,8 @@
 #include "attention/common/layer_checks.h"
+#include "attention/common/profile_checks.h"
 #include "attention/sfa/caches.h"
 #include "core/error.h"
+#include "ops/linear_inputs.h"
 
 #define TRY_RANGES(fields)                                                                         \
     TAMIS_TRY(tamis_check_ranges("layer", fields, sizeof(fields) / sizeof *(fields), err))
@@ -85,4 +87,35 @@ tamis_status tamis_sfa_layer_check(const tamis_sfa_layer *layer, tamis_error *er
     TAMIS_TRY(tamis_check_vector("q_a_norm", w->q_a_norm, err));
     TAMIS_TRY(tamis_check_vector("kv_a_norm", w->kv_a_norm, err));
     return tamis_sfa_has_indexer(c) ? check_index_weights(layer, err) : TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_sfa_profile_check(const tamis_sfa_layer *layer, tamis_profile profile,
+                                     const char *object, tamis_error *err)
+{
+    const tamis_sfa_weights *w = &layer->weights;
+    const bool has_indexer = tamis_sfa_has_indexer(&layer->config);
+    const struct {
+        const char *name;
+        const tamis_matrix *matrix;
+        bool is_there;
+    } matrices[] = {{"q_a_proj", &w->q_a_proj, true},
+                    {"q_b_proj", &w->q_b_proj, true},
+                    {"kv_a_proj", &w->kv_a_proj, true},
+                    {"kv_b_proj", &w->kv_b_proj, true},
+                    {"o_proj", &w->o_proj, true},
+                    {"index_wq_b", &w->index_wq_b, has_indexer},
+                    {"index_wk", &w->index_wk, has_indexer},
+                    {"index_weights_proj", &w->index_weights_proj, has_indexer}};
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
+        if (matrices[i].is_there)
+            TAMIS_TRY(tamis_check_profile_matrix(object, matrices[i].name, matrices[i].matrix,
+                                                 profile, err));
+    /* its halves are read as they are, transposed: no integer product */
+    if (profile != TAMIS_PROFILE_EXACT && tamis_linear_is_integer(&w->kv_b_proj))
+        return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
+                          "%s: kv_b_proj is %s, allowed F32, BF16, F16, F8_E4M3, F4_E2M1 (profile "
+                          "%s)",
+                          object, tamis_dtype_name(w->kv_b_proj.dtype),
+                          tamis_profile_name(profile));
+    return TAMIS_STATUS_OK;
 }

@@ -72,17 +72,28 @@ static size_t partial_need(const tamis_sfa_plan *plan)
     return need;
 }
 
-/* Of the passes of forward.c: all that reads x, and the heads' value up-projections. */
+/* The largest pass of projections.c. Jobs that read one x side by side share its quantised copy, or
+ * they run one after the other; the value up-projections read theirs as they are. MLAPO keeps int8
+ * rows of x, then of the low-rank query here. */
+static size_t layer_input_need(const tamis_sfa_config *c, int64_t n_tokens)
+{
+    const size_t passes[] = {tamis_linear_input_bytes(4, n_tokens, c->hidden_size),
+                             tamis_linear_input_bytes(2, n_tokens, c->q_lora_rank),
+                             tamis_linear_input_bytes(c->num_heads, 0, c->kv_lora_rank),
+                             tamis_linear_input_bytes(1, n_tokens, c->num_heads * c->v_head_dim)};
+    size_t need = 0;
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++)
+        need = passes[i] > need ? passes[i] : need;
+    return need;
+}
+
 static size_t input_need(const tamis_sfa_plan *plan)
 {
-    const int64_t n_tokens = plan->params.max_num_batched_tokens;
     size_t need = 0;
-    for (int32_t i = 0; i < plan->n_layers; i++) {
-        const tamis_sfa_config *c = &plan->layers[i];
-        const int64_t cols = tamis_max_i64(tamis_max_i64(c->hidden_size, c->q_lora_rank),
-                                           c->num_heads * c->v_head_dim);
-        const size_t inputs = tamis_linear_input_bytes(c->num_heads + 4, 2 * n_tokens, cols);
-        need = inputs > need ? inputs : need;
+    for (int32_t i = 0; i < plan->n_layers && plan->numerics != TAMIS_PROFILE_EXACT; i++) {
+        const size_t layer =
+            layer_input_need(&plan->layers[i], plan->params.max_num_batched_tokens);
+        need = layer > need ? layer : need;
     }
     return need;
 }
@@ -127,7 +138,7 @@ static void layout_workspace(tamis_sfa_plan *plan, tamis_arena *arena)
     plan->scratch_floats = (size_t)max_of(plan, scratch_need);
     plan->scratch =
         tamis_arena_take(arena, (size_t)n_threads * plan->scratch_floats, sizeof(float));
-    plan->input_bytes = plan->numerics == TAMIS_PROFILE_EXACT ? 0 : input_need(plan);
+    plan->input_bytes = input_need(plan);
     plan->inputs = tamis_arena_take(arena, plan->input_bytes, 1);
 }
 
@@ -199,6 +210,7 @@ static tamis_status set_up(tamis_sfa_plan *plan, const tamis_sfa_config *layers,
     plan->layers = layers;
     plan->n_layers = n_layers;
     plan->numerics = caches->profile;
+    plan->ws.indexer.family = TAMIS_INDEX_LATENT;
     TAMIS_TRY(collect_kinds(plan, err));
     plan->step = (tamis_step){.max_tokens = params->max_num_batched_tokens,
                               .max_reqs = params->max_num_seqs,
@@ -259,8 +271,8 @@ tamis_status tamis_sfa_plan_open(tamis_sfa_plan **out, const tamis_sfa_caches *c
     tamis_sfa_plan *plan = tamis_mem_alloc(TAMIS_MEM_MISC, sizeof *plan);
     if (plan == NULL)
         return tamis_fail_memory(err, "plan", sizeof *plan);
-    TAMIS_TRY_GOTO(set_up(plan, caches->layers, caches->base.n_layers, params,
-                          &caches->base.params, err));
+    TAMIS_TRY_GOTO(
+        set_up(plan, caches->layers, caches->base.n_layers, params, &caches->base.params, err));
     plan->step.n_blocks = caches->base.store.n_blocks;
     TAMIS_TRY_GOTO(take_memory(plan, err));
     for (int32_t i = 0; i < plan->n_kinds; i++)

@@ -19,20 +19,20 @@ tamis_sfa_call tamis_sfa_call_make(const tamis_sfa_layer *layer, int32_t layer_i
                                    tamis_sfa_plan *plan, const tamis_sfa_caches *caches,
                                    tamis_team *team)
 {
-    return (tamis_sfa_call){
-        .config = &layer->config,
-        .weights = &layer->weights,
-        .plan = plan,
-        .kind = &plan->kinds[plan->kind_of_layer[layer_idx]],
-        .exec = {.team = team,
-                 .kernels = tamis_kernels_current(),
-                 .scratch = plan->scratch,
-                 .scratch_floats = plan->scratch_floats,
-                 .profile = plan->numerics,
-                 .inputs = plan->inputs,
-                 .input_bytes = plan->input_bytes},
-        .latent = tamis_layer_cache(&caches->base, layer_idx, TAMIS_SFA_LATENT),
-        .index_key = tamis_layer_cache(&caches->base, layer_idx, TAMIS_SFA_INDEX_KEY)};
+    return (tamis_sfa_call){.config = &layer->config,
+                            .weights = &layer->weights,
+                            .plan = plan,
+                            .kind = &plan->kinds[plan->kind_of_layer[layer_idx]],
+                            .exec = {.team = team,
+                                     .kernels = tamis_kernels_current(),
+                                     .scratch = plan->scratch,
+                                     .scratch_floats = plan->scratch_floats,
+                                     .profile = plan->numerics,
+                                     .inputs = plan->inputs,
+                                     .input_bytes = plan->input_bytes},
+                            .latent = tamis_layer_cache(&caches->base, layer_idx, TAMIS_SFA_LATENT),
+                            .index_key =
+                                tamis_layer_cache(&caches->base, layer_idx, TAMIS_SFA_INDEX_KEY)};
 }
 
 static tamis_indexer_dims index_dims(const tamis_sfa_call *call)
@@ -55,10 +55,12 @@ static uint8_t *row_of(const tamis_sfa_call *call, const tamis_cache *cache, int
 
 typedef TAMIS_KERNEL_rope((*rope_fn));
 
+/* The first qk_rope_head_dim values of x; BF16 values in profiles other than exact. */
 static void rotate(const tamis_sfa_call *call, rope_fn rope, float *x, int64_t token)
 {
     const int64_t n_pairs = call->config->qk_rope_head_dim / 2;
     rope(x, call->kind->cos + token * n_pairs, call->kind->sin + token * n_pairs, n_pairs, false);
+    tamis_exec_round(&call->exec, x, 2 * n_pairs);
 }
 
 /* V3.2 pairs index channels in halves, GLM neighbours; MLA pairs neighbours in both. */
@@ -68,7 +70,24 @@ static rope_fn index_rope(const tamis_sfa_call *call)
     return call->config->index_rope_interleave ? k->rope : k->rope_halves;
 }
 
-/* Rounds the token's row to the cache's type and stores it, before anything reads it. */
+/* MLAPO's weights bring a rotated part as halves: rotated as such, then put into pairs, which is
+ * what rotating the pairs gives, bit for bit. scratch: qk_rope_head_dim floats. */
+static void rotate_part(const tamis_sfa_call *call, float *x, int64_t token, float *scratch)
+{
+    const int32_t n_pairs = call->config->qk_rope_head_dim / 2;
+    if (call->mlapo == NULL) {
+        rotate(call, call->exec.kernels->rope, x, token);
+        return;
+    }
+    memcpy(scratch, x, (size_t)(2 * n_pairs) * sizeof *x);
+    rotate(call, call->exec.kernels->rope_halves, scratch, token);
+    for (int32_t i = 0; i < n_pairs; i++) {
+        x[2 * i] = scratch[i];
+        x[2 * i + 1] = scratch[n_pairs + i];
+    }
+}
+
+/* Codes the token's row as the cache has it and stores it, before anything reads it. */
 static void store(const tamis_sfa_call *call, const tamis_cache *cache, const float *row,
                   int32_t token)
 {
@@ -79,41 +98,61 @@ static void store(const tamis_sfa_call *call, const tamis_cache *cache, const fl
     tamis_sfa_report(call, call->exec.kernels->all_finite(row, n));
 }
 
+/* Of q_a_layernorm and kv_a_layernorm. */
+static float norm_eps(const tamis_sfa_call *call)
+{
+    return call->mlapo != NULL ? call->mlapo->eps : call->config->rms_norm_eps;
+}
+
+/* Q2, in place. MLAPO's second quantisation reads the f32 values, all others the rounded ones. */
+static void norm_query(const tamis_sfa_call *call, int64_t token)
+{
+    const tamis_sfa_config *c = call->config;
+    const tamis_kernels *k = call->exec.kernels;
+    float *qa = call->plan->ws.qa + token * c->q_lora_rank;
+    k->rmsnorm(qa, qa, call->weights->q_a_norm, c->q_lora_rank, norm_eps(call));
+    if (call->weights->q_a_norm_bias != NULL)
+        k->add(qa, call->weights->q_a_norm_bias, c->q_lora_rank);
+    if (call->mlapo != NULL)
+        tamis_mlapo_quantize(call, &call->mlapo->q_b_proj, qa, token);
+    tamis_exec_round(&call->exec, qa, c->q_lora_rank);
+    tamis_sfa_report(call, k->all_finite(qa, c->q_lora_rank));
+}
+
 /* K2: the latent is normed, the key part behind it rotated. */
-static void store_latent(const tamis_sfa_call *call, int32_t token)
+static void store_latent(const tamis_sfa_call *call, int32_t token, float *scratch)
 {
     const tamis_sfa_config *c = call->config;
     float *kv = call->plan->ws.kv + (int64_t)token * tamis_sfa_row_values(c);
-    call->exec.kernels->rmsnorm(kv, kv, call->weights->kv_a_norm, c->kv_lora_rank, c->rms_norm_eps);
-    rotate(call, call->exec.kernels->rope, kv + c->kv_lora_rank, token);
+    call->exec.kernels->rmsnorm(kv, kv, call->weights->kv_a_norm, c->kv_lora_rank, norm_eps(call));
+    tamis_exec_round(&call->exec, kv, c->kv_lora_rank);
+    rotate_part(call, kv + c->kv_lora_rank, token, scratch);
     store(call, call->latent, kv, token);
 }
 
-/* J2, W1: the first channels of an index key are rotated. */
+/* J2: the first channels of an index key are rotated. */
 static void store_index_key(const tamis_sfa_call *call, int32_t token)
 {
-    const int64_t dim = call->config->index_head_dim;
-    float *key = call->plan->ws.index_k + token * dim;
+    const tamis_sfa_config *c = call->config;
+    const int32_t dim = c->index_head_dim;
+    float *key = call->plan->ws.index_k + (int64_t)token * dim;
     call->exec.kernels->layernorm(key, key, call->weights->index_k_norm,
                                   call->weights->index_k_norm_bias, dim, INDEX_NORM_EPS);
+    tamis_exec_round(&call->exec, key, dim);
     rotate(call, index_rope(call), key, token);
+    tamis_indexer_rotate_key(call->exec.kernels, call->exec.profile, TAMIS_INDEX_LATENT, key, dim);
     store(call, call->index_key, key, token);
-    tamis_sfa_report(call, tamis_indexer_scale_weights(&call->plan->ws.indexer, call->exec.kernels,
-                                                       index_dims(call), token));
 }
 
 static void store_thread(void *arg, int thread_idx, int n_threads)
 {
     const tamis_sfa_call *call = arg;
-    const tamis_sfa_config *c = call->config;
-    const tamis_kernels *k = call->exec.kernels;
+    float *scratch = tamis_exec_scratch(&call->exec, thread_idx);
     int64_t begin, end;
     tamis_team_range(call->plan->step.n_tokens, 1, thread_idx, n_threads, &begin, &end);
     for (int64_t token = begin; token < end; token++) {
-        float *qa = call->plan->ws.qa + token * c->q_lora_rank;
-        k->rmsnorm(qa, qa, call->weights->q_a_norm, c->q_lora_rank, c->rms_norm_eps);
-        tamis_sfa_report(call, k->all_finite(qa, c->q_lora_rank));
-        store_latent(call, (int32_t)token);
+        norm_query(call, token);
+        store_latent(call, (int32_t)token, scratch);
         if (call->index_key != NULL)
             store_index_key(call, (int32_t)token);
     }
@@ -131,7 +170,7 @@ void tamis_sfa_store_rows(tamis_sfa_call *call)
 /* ---------------------------------------------------------------- queries */
 
 /* Q4: a head's rotated part goes behind its absorbed part, as in a cache row. */
-static void rotate_heads(const tamis_sfa_call *call, int64_t token)
+static void rotate_heads(const tamis_sfa_call *call, int64_t token, float *scratch)
 {
     const tamis_sfa_config *c = call->config;
     const int64_t row = tamis_sfa_row_values(c), rope = c->qk_rope_head_dim;
@@ -140,34 +179,43 @@ static void rotate_heads(const tamis_sfa_call *call, int64_t token)
     float *to = call->plan->ws.q + token * c->num_heads * row + c->kv_lora_rank;
     for (int32_t h = 0; h < c->num_heads; h++, from += qk, to += row) {
         memcpy(to, from, (size_t)rope * sizeof *to);
-        rotate(call, call->exec.kernels->rope, to, token);
+        rotate_part(call, to, token, scratch);
     }
 }
 
-static void rotate_thread(void *arg, int thread_idx, int n_threads)
+/* I2, W1: rotated queries, then what the scores read of them. */
+static void prepare_index(const tamis_sfa_call *call, int64_t token)
+{
+    const tamis_sfa_config *c = call->config;
+    const tamis_indexer *indexer = &call->plan->ws.indexer;
+    float *q = indexer->q + token * c->index_n_heads * c->index_head_dim;
+    for (int32_t h = 0; h < c->index_n_heads; h++)
+        rotate(call, index_rope(call), q + (int64_t)h * c->index_head_dim, token);
+    tamis_sfa_report(call, tamis_indexer_prepare(indexer, &call->exec, index_dims(call),
+                                                 &call->index_key->desc.format, token));
+}
+
+static void query_thread(void *arg, int thread_idx, int n_threads)
 {
     const tamis_sfa_call *call = arg;
-    const tamis_sfa_config *c = call->config;
+    float *scratch = tamis_exec_scratch(&call->exec, thread_idx);
     int64_t begin, end;
     tamis_team_range(call->plan->step.n_tokens, 1, thread_idx, n_threads, &begin, &end);
     for (int64_t token = begin; token < end; token++) {
-        rotate_heads(call, token);
-        if (call->index_key == NULL)
-            continue;
-        float *q = call->plan->ws.indexer.q + token * c->index_n_heads * c->index_head_dim;
-        for (int32_t h = 0; h < c->index_n_heads; h++)
-            rotate(call, index_rope(call), q + (int64_t)h * c->index_head_dim, token);
+        rotate_heads(call, token, scratch);
+        if (call->index_key != NULL)
+            prepare_index(call, token);
     }
 }
 
-void tamis_sfa_rotate_queries(tamis_sfa_call *call)
+void tamis_sfa_prepare_queries(tamis_sfa_call *call)
 {
     const tamis_sfa_config *c = call->config;
     const int64_t heads = c->num_heads + c->index_n_heads;
     tamis_team_run_sized(
         call->exec.team,
         tamis_exec_is_worth_waking(call->plan->step.n_tokens, 2 * heads * c->qk_rope_head_dim),
-        rotate_thread, call);
+        query_thread, call);
 }
 
 /* ---------------------------------------------------------------- selection and attention */
