@@ -109,6 +109,18 @@ static int32_t slow_topk(const float *scores, int32_t n, int32_t k, int32_t *out
     return found;
 }
 
+/* Insertion: best score first, then lower id. */
+static void rank(const float *scores, int32_t *ids, int32_t n)
+{
+    for (int32_t i = 1; i < n; i++)
+        for (int32_t j = i;
+             j > 0 && is_better(scores[ids[j]], ids[j], scores[ids[j - 1]], ids[j - 1]); j--) {
+            const int32_t t = ids[j];
+            ids[j] = ids[j - 1];
+            ids[j - 1] = t;
+        }
+}
+
 static void fill_scores(test_rng *rng, float *scores, int32_t n, int style)
 {
     static const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 1e-45f};
@@ -162,6 +174,9 @@ static void test_topk_against_scan(void **state)
             i += block;
         }
         assert_int_equal(tamis_topk_finish(&topk, got), n_expected);
+        assert_memory_equal(got, expected, (size_t)k * sizeof *got);
+        rank(scores, expected, n_expected);
+        assert_int_equal(tamis_topk_finish_ranked(&topk, got), n_expected);
         assert_memory_equal(got, expected, (size_t)k * sizeof *got);
     }
     tamis_mem_free(items);
