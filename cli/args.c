@@ -29,7 +29,7 @@ int cli_refuse(const cli_args *args, cli_option_id id, const char *why)
 static int bad_value(const cli_args *args, const cli_option *option, const cli_value *value)
 {
     char allowed[128];
-    cli_option_describe_allowed(option, allowed, sizeof allowed);
+    cli_option_describe_allowed(option, args->command, allowed, sizeof allowed);
     cli_fail(CLI_EXIT_USAGE, "%s: %s: value seen '%s', allowed: %s", name_of(args), value->source,
              value->text, allowed);
     return usage_hint(args);
@@ -89,12 +89,27 @@ static bool parse_size(cli_value *value)
     return false;
 }
 
-static bool parse_choice(const cli_option *option, const cli_value *value)
+/* Number of the choice that is spelled by the first `bytes` of text; -1: none. */
+static int find_choice(const cli_option *option, const char *text, size_t bytes)
 {
     for (int i = 0; option->choices[i] != NULL; i++)
-        if (strcmp(option->choices[i], value->text) == 0)
+        if (strlen(option->choices[i]) == bytes && memcmp(option->choices[i], text, bytes) == 0)
+            return i;
+    return -1;
+}
+
+static bool parse_choices(const cli_option *option, bool is_list, cli_value *value)
+{
+    for (const char *at = value->text;; at++) {
+        const size_t bytes = is_list ? strcspn(at, ",") : strlen(at);
+        const int choice = find_choice(option, at, bytes);
+        if (choice < 0 || value->n_choices == CLI_MAX_CHOICES)
+            return false;
+        value->choices[value->n_choices++] = choice;
+        at += bytes;
+        if (*at == '\0')
             return true;
-    return false;
+    }
 }
 
 static bool parse_value(cli_args *args, const cli_option *option, cli_value *value)
@@ -109,7 +124,7 @@ static bool parse_value(cli_args *args, const cli_option *option, cli_value *val
     case CLI_KIND_SIZE:
         return parse_size(value);
     case CLI_KIND_CHOICE:
-        return parse_choice(option, value);
+        return parse_choices(option, (option->lists & (1u << args->command)) != 0, value);
     case CLI_KIND_TEXTS:
         if (value->text[0] == '\0' || args->n_stops == CLI_MAX_STOPS)
             return false;

@@ -4,7 +4,8 @@
 
 #include "options.h"
 
-#define CLI_MAX_STOPS 64
+#define CLI_MAX_STOPS   64
+#define CLI_MAX_CHOICES 8
 
 typedef struct cli_value {
     bool is_set;
@@ -13,6 +14,8 @@ typedef struct cli_value {
     int64_t integer;    /* INT, SEED */
     uint64_t natural;   /* SIZE in bytes */
     double real;        /* REAL */
+    int choices[CLI_MAX_CHOICES]; /* CHOICE: numbers within the option's choices */
+    size_t n_choices;
 } cli_value;
 
 /* Points into argv and the environment, owns the names of environment variables. */
@@ -35,6 +38,11 @@ static inline bool cli_has(const cli_args *args, cli_option_id id)
 static inline const char *cli_text(const cli_args *args, cli_option_id id)
 {
     return args->value[id].text;
+}
+/* Number of the first choice, 0 where none was given. */
+static inline int cli_choice(const cli_args *args, cli_option_id id)
+{
+    return args->value[id].choices[0];
 }
 /* The way the user named the option, for messages. */
 static inline const char *cli_source(const cli_args *args, cli_option_id id)

@@ -454,7 +454,7 @@ static void print_end(const generation *g)
 
 static int run(generation *g)
 {
-    int code = cli_engine_open_model(&g->engine, g->args);
+    int code = cli_engine_open_model(&g->engine, g->args, cli_profile(g->args, 0));
     choose_drafter(g);
     if (code == CLI_EXIT_OK)
         code = check_options(g);

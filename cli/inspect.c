@@ -5,7 +5,9 @@
 #include "commands.h"
 #include "memory.h"
 #include "message.h"
+#include "numerics.h"
 #include "output.h"
+#include "report.h"
 #include "run_engine.h"
 
 /* ---------------------------------------------------------------- text */
@@ -113,6 +115,22 @@ static void print_unused(const tamis_inspection *in)
     free(folded);
 }
 
+/* "bf16 caches  rows bf16 1152 bytes, ...": the first is what is taken without --kv-cache-dtype. */
+static void print_caches(const tamis_inspection *in)
+{
+    for (int32_t i = 0; i < in->n_caches; i++) {
+        const tamis_cache_choice *c = &in->caches[i];
+        cli_outf("%-12s%s: %llu bytes per token, all layers", i == 0 ? "KV cache" : "",
+                 cli_kv_cache_name(c->kv_cache_dtype), (unsigned long long)c->bytes_per_token);
+        if (c->ring_bytes > 0)
+            cli_outf(" (rings: %llu per sequence)", (unsigned long long)c->ring_bytes);
+        cli_outf("; rows %s of %d", c->kv_rows, (int)c->kv_row_bytes);
+        if (c->index_rows != NULL)
+            cli_outf(", index keys %s of %d", c->index_rows, (int)c->index_row_bytes);
+        cli_outf("\n");
+    }
+}
+
 static void print_text(const tamis_inspection *in, bool has_tokenizer)
 {
     const tamis_model_info *info = in->info;
@@ -130,12 +148,7 @@ static void print_text(const tamis_inspection *in, bool has_tokenizer)
                  strcmp(info->drafter, "mtp") == 0 ? " block" : ", not run");
     cli_outf("tokenizer   %s\n", has_tokenizer ? "tokenizer.json" : "none: ids only");
     print_groups(in);
-    cli_outf("KV cache    %llu bytes per token bf16, %llu f32, all layers\n",
-             (unsigned long long)in->kv_bytes_per_token_bf16,
-             (unsigned long long)in->kv_bytes_per_token_f32);
-    if (in->ring_bytes_bf16 > 0)
-        cli_outf("rings       %llu bytes per sequence bf16, %llu f32\n",
-                 (unsigned long long)in->ring_bytes_bf16, (unsigned long long)in->ring_bytes_f32);
+    print_caches(in);
     cli_outf("weights     %s used in place, %s widened at load\n",
              cli_format_size(info->weight_bytes_mapped, mapped),
              cli_format_size(info->weight_bytes_widened, widened));
@@ -177,6 +190,35 @@ static json_t *groups_json(const tamis_inspection *in)
     return array;
 }
 
+static json_t *caches_json(const tamis_inspection *in)
+{
+    json_t *array = json_array();
+    for (int32_t i = 0; i < in->n_caches; i++) {
+        const tamis_cache_choice *c = &in->caches[i];
+        json_array_append_new(
+            array, json_pack("{s:s, s:s, s:i, s:s?, s:i, s:o, s:o}", "kv_cache_dtype",
+                             cli_kv_cache_name(c->kv_cache_dtype), "kv_rows", c->kv_rows,
+                             "kv_row_bytes", (int)c->kv_row_bytes, "index_rows", c->index_rows,
+                             "index_row_bytes", (int)c->index_row_bytes, "bytes_per_token",
+                             integer(c->bytes_per_token), "ring_bytes", integer(c->ring_bytes)));
+    }
+    return array;
+}
+
+static json_t *numerics_json(const tamis_inspection *in)
+{
+    json_t *array = json_array();
+    for (int32_t i = 0; i < in->n_numerics; i++) {
+        const tamis_numerics_line *l = &in->numerics[i];
+        json_array_append_new(array, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s?, s:i, s:s, s:s}",
+                                               "layers", l->layers, "stage", l->stage, "weights",
+                                               l->weights, "input", l->input, "output", l->output,
+                                               "rows", l->rows, "row_bytes", (int)l->row_bytes,
+                                               "class", l->numeric, "source", l->source));
+    }
+    return array;
+}
+
 static json_t *unused_json(const tamis_inspection *in)
 {
     json_t *array = json_array();
@@ -208,33 +250,40 @@ static void print_json(const tamis_inspection *in, bool has_tokenizer)
     json_object_set_new(object, "bytes", integer(in->tensor_bytes));
     json_object_set_new(object, "weight_bytes_mapped", integer(info->weight_bytes_mapped));
     json_object_set_new(object, "weight_bytes_widened", integer(info->weight_bytes_widened));
-    json_object_set_new(object, "kv_bytes_per_token_bf16", integer(in->kv_bytes_per_token_bf16));
-    json_object_set_new(object, "kv_bytes_per_token_f32", integer(in->kv_bytes_per_token_f32));
-    json_object_set_new(object, "ring_bytes_bf16", integer(in->ring_bytes_bf16));
-    json_object_set_new(object, "ring_bytes_f32", integer(in->ring_bytes_f32));
+    json_object_set_new(object, "caches", caches_json(in));
+    json_object_set_new(object, "numerics", numerics_json(in));
     json_object_set_new(object, "unused", unused_json(in));
     cli_out_json(object, 2);
     json_decref(object);
 }
 
-int cli_cmd_inspect(const cli_args *args)
+/* ---------------------------------------------------------------- the command */
+
+static void print(const cli_args *args, const tamis_inspection *in)
 {
     const bool has_tokenizer = cli_has_tokenizer(cli_text(args, CLI_OPT_MODEL));
+    if (cli_has(args, CLI_OPT_JSON)) {
+        print_json(in, has_tokenizer);
+        return;
+    }
+    print_text(in, has_tokenizer);
+    if (cli_has(args, CLI_OPT_PROFILE))
+        cli_print_numerics(in);
+}
+
+int cli_cmd_inspect(const cli_args *args)
+{
+    tamis_model_params params = tamis_model_params_default();
     tamis_model *model = NULL;
     const tamis_inspection *in;
     tamis_error err = {0};
-    tamis_status st = tamis_model_open(&model, cli_text(args, CLI_OPT_MODEL), &err);
+    params.profile = cli_profile(args, 0);
+    tamis_status st = tamis_model_open_with(&model, cli_text(args, CLI_OPT_MODEL), &params, &err);
     if (st == TAMIS_STATUS_OK)
         st = tamis_model_inspect(model, &in, &err);
-    if (st != TAMIS_STATUS_OK) {
-        cli_fail(cli_exit_code_of_model(st), "%s", err.text);
-        tamis_model_close(&model);
-        return cli_exit_code_of_model(st);
-    }
-    if (cli_has(args, CLI_OPT_JSON))
-        print_json(in, has_tokenizer);
-    else
-        print_text(in, has_tokenizer);
+    if (st == TAMIS_STATUS_OK)
+        print(args, in);
     tamis_model_close(&model);
-    return CLI_EXIT_OK;
+    return st == TAMIS_STATUS_OK ? CLI_EXIT_OK
+                                 : cli_fail(cli_exit_code_of_model(st), "%s", err.text);
 }

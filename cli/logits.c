@@ -134,7 +134,7 @@ static int run_steps(logits_run *run, cli_progress *progress)
 
 static int run_all(logits_run *run)
 {
-    int code = cli_engine_open_model(&run->engine, run->args);
+    int code = cli_engine_open_model(&run->engine, run->args, cli_profile(run->args, 0));
     if (code == CLI_EXIT_OK)
         code = cli_read_ints(cli_text(run->args, CLI_OPT_IDS), 0, run->engine.info->vocab_size - 1,
                              &run->ids);

@@ -30,7 +30,8 @@ const cli_command cli_commands[CLI_NUM_COMMANDS] = {
         "ppl", "-m DIR (-f FILE | --ids FILE) [options]",
         "measure how well the model predicts a text: nats per token, bits per byte",
         "  tamis ppl -m models/demo -f models/demo/valid.txt\n"
-        "  tamis ppl -m models/demo -f text.txt --window 512 --json\n"},
+        "  tamis ppl -m models/demo -f text.txt --window 512 --json\n"
+        "  tamis ppl -m models/demo -f text.txt --profile exact,official,ascend\n"},
     [CLI_TOKENIZE] = {
         "tokenize", "-m DIR [-p TEXT | -f FILE] [options]",
         "turn text into token ids, or ids into text; reads standard input unless -p or -f is given",
@@ -39,12 +40,14 @@ const cli_command cli_commands[CLI_NUM_COMMANDS] = {
         "  tamis tokenize -m models/demo --json < texts.jsonl > ids.jsonl\n"},
     [CLI_INSPECT] = {
         "inspect", "DIR [options]",
-        "list what a model folder holds: layers, formats, parameters, cache bytes per token",
+        "list what a model folder holds: layers, formats, parameters, cache bytes, arithmetic",
         "  tamis inspect models/demo\n"
+        "  tamis inspect models/demo --profile official\n"
         "  tamis inspect models/demo --json\n"},
 };
 
-static const char *const kv_cache_dtypes[] = {"bf16", "f32", NULL};
+static const char *const profiles[] = {"exact", "official", "ascend", NULL};
+static const char *const kv_cache_dtypes[] = {"auto", "bf16", "f32", "fp8", "int8", NULL};
 static const char *const drafters[] = {"none", "mtp", "prompt-lookup", NULL};
 
 const cli_option cli_options[CLI_NUM_OPTIONS] = {
@@ -125,8 +128,14 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
     [CLI_OPT_MAX_NUM_BATCHED_TOKENS] = {"max-num-batched-tokens", {"-ub", "--ubatch-size"}, "Engine",
         "N", "tokens per step, capped by the context; the results do not depend on it", "512",
         CLI_KIND_INT, .commands = G | L | P, .min = 1, .max = 1048576},
+    [CLI_OPT_PROFILE] = {"profile", {NULL}, "Engine", "NAME",
+        "whose arithmetic: exact (weights dequantised, float32 between the caches), official (the "
+        "vendor's rounding, 8-bit and 4-bit caches) or ascend (W8A8 and the int8 indexer of "
+        "Ascend NPUs); ppl: several with commas, to compare them; inspect: prints its stages", "exact",
+        CLI_KIND_CHOICE, .commands = G | L | P | I, .choices = profiles, .lists = P},
     [CLI_OPT_KV_CACHE_DTYPE] = {"kv-cache-dtype", {NULL}, "Engine", "TYPE",
-        "number format of cached keys and values: bf16 or f32", "bf16",
+        "number format of cached keys and values: bf16, f32, fp8 or int8, of those that the profile "
+        "has; auto: its first. tamis inspect lists them", "auto",
         CLI_KIND_CHOICE, .commands = G | L | P, .choices = kv_cache_dtypes},
     [CLI_OPT_INDEX_TOPK_FREQ] = {"index-topk-freq", {NULL}, "Engine", "N",
         "IndexCache: of the layers with an indexer the first two (GLM: config.json's "
@@ -178,15 +187,18 @@ int cli_command_find(const char *name)
     return -1;
 }
 
-static void describe_choices(const cli_option *option, char *text, size_t bytes)
+static void describe_choices(const cli_option *option, bool is_list, char *text, size_t bytes)
 {
     size_t used = 0;
     for (int i = 0; option->choices[i] != NULL && used < bytes; i++)
         used += (size_t)snprintf(text + used, bytes - used, "%s%s", i == 0 ? "" : " or ",
                                  option->choices[i]);
+    if (is_list && used < bytes)
+        snprintf(text + used, bytes - used, ", or several with commas");
 }
 
-void cli_option_describe_allowed(const cli_option *option, char *text, size_t bytes)
+void cli_option_describe_allowed(const cli_option *option, cli_command_id command, char *text,
+                                 size_t bytes)
 {
     switch (option->kind) {
     case CLI_KIND_INT:
@@ -202,7 +214,7 @@ void cli_option_describe_allowed(const cli_option *option, char *text, size_t by
         snprintf(text, bytes, "bytes, or a number with KiB, MiB, GiB or TiB, such as 1.5GiB");
         break;
     case CLI_KIND_CHOICE:
-        describe_choices(option, text, bytes);
+        describe_choices(option, (option->lists & (1u << command)) != 0, text, bytes);
         break;
     case CLI_KIND_FLAG:
         snprintf(text, bytes, "1 or 0");

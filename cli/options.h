@@ -51,6 +51,7 @@ typedef enum cli_option_id {
     CLI_OPT_THREADS,
     CLI_OPT_MAX_MODEL_LEN,
     CLI_OPT_MAX_NUM_BATCHED_TOKENS,
+    CLI_OPT_PROFILE,
     CLI_OPT_KV_CACHE_DTYPE,
     CLI_OPT_INDEX_TOPK_FREQ,
     CLI_OPT_INDEX_TOPK_PATTERN,
@@ -92,6 +93,7 @@ typedef struct cli_option {
     unsigned required; /* same */
     double min, max;
     const char *const *choices; /* NULL-terminated */
+    unsigned lists; /* bit per command that takes several choices, with commas between */
 } cli_option;
 
 extern const cli_command cli_commands[CLI_NUM_COMMANDS];
@@ -104,7 +106,8 @@ void cli_option_env_name(const cli_option *option, char name[CLI_ENV_NAME_BYTES]
 int cli_option_find(const char *word, size_t bytes);
 /* Command of that name; -1: none. */
 int cli_command_find(const char *name);
-/* What values of this option are allowed: "an integer from 1 to 256". */
-void cli_option_describe_allowed(const cli_option *option, char *text, size_t bytes);
+/* What values of this option a command allows: "an integer from 1 to 256". */
+void cli_option_describe_allowed(const cli_option *option, cli_command_id command, char *text,
+                                 size_t bytes);
 
 #endif

@@ -232,7 +232,7 @@ static void print_result(const measurement *m)
 static int run(measurement *m)
 {
     int32_t context = 0;
-    int code = cli_engine_open_model(&m->engine, m->args);
+    int code = cli_engine_open_model(&m->engine, m->args, cli_profile(m->args, 0));
     if (code == CLI_EXIT_OK)
         code = read_input(m);
     if (code == CLI_EXIT_OK)

@@ -19,6 +19,22 @@ static void report_memory(const tamis_memory_plan *plan)
              cli_format_size(plan->weights_widened, widened));
 }
 
+const char *cli_kv_cache_name(tamis_dtype dtype)
+{
+    switch (dtype) {
+    case TAMIS_DTYPE_BF16:
+        return "bf16";
+    case TAMIS_DTYPE_F32:
+        return "f32";
+    case TAMIS_DTYPE_F8_E4M3:
+        return "fp8";
+    case TAMIS_DTYPE_I8:
+        return "int8";
+    default:
+        return tamis_dtype_name(dtype);
+    }
+}
+
 /* Also where a flag changes nothing. An approximation is a warning: quiet does not hide it. */
 static void report_indexers(const cli_engine *engine)
 {
@@ -50,8 +66,7 @@ void cli_report(const cli_engine *engine, const tamis_session_params *params,
              tamis_cpu_level_name(tamis_cpu_level_available()), (int)params->n_threads,
              params->n_threads == 1 ? "" : "s");
     cli_info("run:    context %d tokens, %d per step, caches %s", (int)params->max_model_len,
-             (int)params->max_num_batched_tokens,
-             params->kv_cache_dtype == TAMIS_DTYPE_F32 ? "f32" : "bf16");
+             (int)params->max_num_batched_tokens, cli_kv_cache_name(plan->kv_cache_dtype));
     report_indexers(engine);
     if (engine->draft_tokens > 0)
         cli_info("draft:  %s, up to %d token%s per step", tamis_drafter_name(engine->drafter),

@@ -24,9 +24,18 @@ bool cli_has_tokenizer(const char *dir)
     return n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0;
 }
 
-static tamis_model_params model_params(const cli_args *args)
+tamis_profile cli_profile(const cli_args *args, size_t i)
+{
+    const cli_value *value = &args->value[CLI_OPT_PROFILE];
+    return value->n_choices == 0
+               ? TAMIS_PROFILE_EXACT
+               : tamis_profile_find(cli_options[CLI_OPT_PROFILE].choices[value->choices[i]]);
+}
+
+static tamis_model_params model_params(const cli_args *args, tamis_profile profile)
 {
     tamis_model_params p = tamis_model_params_default();
+    p.profile = profile;
     if (cli_has(args, CLI_OPT_INDEX_TOPK_FREQ))
         p.index_topk_freq = (int32_t)args->value[CLI_OPT_INDEX_TOPK_FREQ].integer;
     if (cli_has(args, CLI_OPT_INDEX_TOPK_PATTERN))
@@ -44,10 +53,10 @@ static int open_failed(const cli_args *args, tamis_status st, const tamis_error 
     return cli_fail(cli_exit_code_of_model(st), "%s", err->text);
 }
 
-int cli_engine_open_model(cli_engine *engine, const cli_args *args)
+int cli_engine_open_model(cli_engine *engine, const cli_args *args, tamis_profile profile)
 {
     tamis_error err = {0};
-    const tamis_model_params params = model_params(args);
+    const tamis_model_params params = model_params(args, profile);
     engine->args = args;
     engine->dir = cli_text(args, CLI_OPT_MODEL);
     const tamis_status st = tamis_model_open_with(&engine->model, engine->dir, &params, &err);
@@ -135,6 +144,13 @@ int32_t cli_engine_step_tokens(const cli_engine *engine, int32_t context, bool a
     return (int32_t)(tokens < context ? tokens : context);
 }
 
+static tamis_dtype kv_cache_dtype(const cli_args *args)
+{
+    static const tamis_dtype dtypes[] = {TAMIS_DTYPE_AUTO, TAMIS_DTYPE_BF16, TAMIS_DTYPE_F32,
+                                         TAMIS_DTYPE_F8_E4M3, TAMIS_DTYPE_I8};
+    return dtypes[cli_choice(args, CLI_OPT_KV_CACHE_DTYPE)];
+}
+
 static tamis_session_params session_params(const cli_engine *engine, int32_t context,
                                            int32_t step_tokens, int32_t num_logits)
 {
@@ -147,22 +163,31 @@ static tamis_session_params session_params(const cli_engine *engine, int32_t con
     p.mtp = engine->drafter == TAMIS_DRAFTER_MTP && engine->draft_tokens > 0;
     if (cli_has(args, CLI_OPT_THREADS))
         p.n_threads = (int32_t)args->value[CLI_OPT_THREADS].integer;
-    if (cli_has(args, CLI_OPT_KV_CACHE_DTYPE))
-        p.kv_cache_dtype = strcmp(cli_text(args, CLI_OPT_KV_CACHE_DTYPE), "f32") == 0
-                               ? TAMIS_DTYPE_F32
-                               : TAMIS_DTYPE_BF16;
+    p.kv_cache_dtype = kv_cache_dtype(args);
     if (cli_has(args, CLI_OPT_MEMORY_LIMIT))
         p.memory_limit_bytes = args->value[CLI_OPT_MEMORY_LIMIT].natural;
     return p;
 }
 
-/* The parameters come from flags, so a refusal is a usage error; -c is the only one with a limit.
- */
-static int plan_failed(const cli_engine *engine, tamis_status st, const tamis_error *err)
+/* Whether the profile lacks the rows that --kv-cache-dtype names, and nothing else is wrong. */
+static bool is_dtype_refused(const cli_engine *engine, const tamis_session_params *params)
+{
+    tamis_memory_plan plan;
+    tamis_session_params p = *params;
+    p.kv_cache_dtype = TAMIS_DTYPE_AUTO;
+    return params->kv_cache_dtype != TAMIS_DTYPE_AUTO &&
+           tamis_session_plan_memory(engine->model, &p, &plan, NULL) == TAMIS_STATUS_OK;
+}
+
+/* The parameters come from flags, so a refusal is a usage error. */
+static int plan_failed(const cli_engine *engine, const tamis_session_params *params,
+                       tamis_status st, const tamis_error *err)
 {
     const cli_args *args = engine->args;
     if (st == TAMIS_STATUS_LIMIT && cli_has(args, CLI_OPT_MAX_MODEL_LEN))
         return cli_refuse(args, CLI_OPT_MAX_MODEL_LEN, err->text);
+    if (st == TAMIS_STATUS_UNSUPPORTED && is_dtype_refused(engine, params))
+        return cli_refuse(args, CLI_OPT_KV_CACHE_DTYPE, err->text);
     if (st == TAMIS_STATUS_LIMIT || st == TAMIS_STATUS_INVALID)
         return cli_fail(CLI_EXIT_USAGE, "%s", err->text);
     return cli_fail(cli_exit_code(st), "%s", err->text);
@@ -179,22 +204,31 @@ static int check_plan(const tamis_memory_plan *plan)
         cli_format_size(plan->total, total), cli_format_size(plan->limit, limit));
 }
 
+int cli_engine_plan(const cli_engine *engine, int32_t context, int32_t step_tokens,
+                    int32_t num_logits, tamis_memory_plan *plan)
+{
+    tamis_error err = {0};
+    const tamis_session_params p = session_params(engine, context, step_tokens, num_logits);
+    const tamis_status st = tamis_session_plan_memory(engine->model, &p, plan, &err);
+    return st == TAMIS_STATUS_OK ? CLI_EXIT_OK : plan_failed(engine, &p, st, &err);
+}
+
 int cli_engine_open_session(cli_engine *engine, int32_t context, int32_t step_tokens,
                             int32_t num_logits)
 {
     tamis_error err = {0};
     tamis_memory_plan plan;
     const tamis_session_params p = session_params(engine, context, step_tokens, num_logits);
-    tamis_status st = tamis_session_plan_memory(engine->model, &p, &plan, &err);
-    if (st != TAMIS_STATUS_OK)
-        return plan_failed(engine, st, &err);
-    cli_report(engine, &p, &plan);
-    const int code = check_plan(&plan);
+    int code = cli_engine_plan(engine, context, step_tokens, num_logits, &plan);
     if (code != CLI_EXIT_OK)
         return code;
-    st = tamis_session_open(&engine->session, engine->model, &p, &err);
+    cli_report(engine, &p, &plan);
+    code = check_plan(&plan);
+    if (code != CLI_EXIT_OK)
+        return code;
+    tamis_status st = tamis_session_open(&engine->session, engine->model, &p, &err);
     if (st != TAMIS_STATUS_OK)
-        return plan_failed(engine, st, &err);
+        return plan_failed(engine, &p, st, &err);
     st = tamis_seq_create(engine->session, &engine->seq, &err);
     if (st != TAMIS_STATUS_OK)
         return cli_fail(cli_exit_code(st), "%s", err.text);

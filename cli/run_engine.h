@@ -24,8 +24,10 @@ typedef struct cli_engine {
     int32_t draft_tokens; /* per step; 0: none */
 } cli_engine;
 
+/* The i-th profile that was asked for; exact if none was. */
+tamis_profile cli_profile(const cli_args *args, size_t i);
 /* Model, and tokenizer if the folder has one. */
-int cli_engine_open_model(cli_engine *engine, const cli_args *args);
+int cli_engine_open_model(cli_engine *engine, const cli_args *args, tamis_profile profile);
 bool cli_has_tokenizer(const char *dir); /* the file; it may be bad */
 /* The folder's tokenizer alone; bad or missing: CLI_EXIT_MODEL. */
 int cli_open_tokenizer(const char *dir, tamis_tokenizer **tokenizer);
@@ -37,6 +39,9 @@ int32_t cli_engine_context(const cli_engine *engine, int64_t wanted);
  * take more than 64 MiB.
  */
 int32_t cli_engine_step_tokens(const cli_engine *engine, int32_t context, bool all_logits);
+/* What a session would take; refuses what no session can have. */
+int cli_engine_plan(const cli_engine *engine, int32_t context, int32_t step_tokens,
+                    int32_t num_logits, tamis_memory_plan *plan);
 /* Plans, prints the report, refuses what does not fit, opens session and sequence. */
 int cli_engine_open_session(cli_engine *engine, int32_t context, int32_t step_tokens,
                             int32_t num_logits);

@@ -15,16 +15,25 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { BLOCK_TOKENS = 128, MAX_TOKENS = 300, N_BLOCKS = 4, HEADER = 96, CACHE = 24, HEAD = 32 };
+enum { BLOCK_TOKENS = 128, MAX_TOKENS = 300, N_BLOCKS = 4, HEADER = 96, CACHE = 56, HEAD = 32 };
 enum { FITS_RINGS = 8 }; /* tokens above the floor whose history is shorter than the rings */
 
 static const tamis_cache_desc descs[] = {
     {TAMIS_CACHE_RING, {.dtype = TAMIS_DTYPE_BF16, .num_values = 2, .row_bytes = 4}, 32, 1, 7},
     {TAMIS_CACHE_RING, {.dtype = TAMIS_DTYPE_F32, .num_values = 1, .row_bytes = 4}, 16, 4, 4},
-    {TAMIS_CACHE_PAGED, {.dtype = TAMIS_DTYPE_BF16, .num_values = 2, .row_bytes = 4}, BLOCK_TOKENS / 4, 0, 0},
-    {TAMIS_CACHE_PAGED, {.dtype = TAMIS_DTYPE_F32, .num_values = 3, .row_bytes = 12}, 1, 0, 0},
+    {TAMIS_CACHE_PAGED,
+     {.dtype = TAMIS_DTYPE_BF16, .num_values = 2, .row_bytes = 4},
+     BLOCK_TOKENS / 4,
+     0,
+     0},
+    {TAMIS_CACHE_PAGED,
+     {TAMIS_DTYPE_F8_E4M3, 8, 2, 4, TAMIS_DTYPE_F8_E8M0, TAMIS_SCALE_POW2, 0, 6, 10, 12},
+     1,
+     0,
+     0},
 };
-static const tamis_sequence_kin kin = {0x5eed, "fuzz", TAMIS_DTYPE_BF16, BLOCK_TOKENS};
+static const tamis_sequence_kin kin = {0x5eed, "fuzz", TAMIS_PROFILE_EXACT, TAMIS_DTYPE_BF16,
+                                       BLOCK_TOKENS};
 
 static tamis_cache_store store;
 static int32_t table[N_BLOCKS] = {2, 3, 1, 0}, ids[MAX_TOKENS];

@@ -129,6 +129,7 @@ typedef struct tamis_memory_plan {
     uint64_t cache_blocks, cache_rings; /* rings: V4 only */
     uint64_t cache_snapshots; /* of rings, with prefix_caching; V4 only */
     uint64_t cache_bytes_per_token; /* growth of one sequence, all layers */
+    tamis_dtype kv_cache_dtype;     /* in force: AUTO is what it stands for */
     uint64_t workspace;       /* plan, activations */
     uint64_t logits;
     uint64_t total;           /* widened + blocks + rings + snapshots + workspace + logits */
@@ -136,8 +137,9 @@ typedef struct tamis_memory_plan {
 } tamis_memory_plan;
 /**
  * Compute the plan without taking memory. errors: INVALID (a parameter: value seen, allowed),
- * LIMIT (max_model_len above the model's), UNSUPPORTED (mtp, and the folder has no MTP block or a
- * drafter of another kind: its name). Does not fail if the plan exceeds its limit.
+ * LIMIT (max_model_len above the model's), UNSUPPORTED (a kv_cache_dtype that the profile has not:
+ * both names; a dimension that its rows or its indexer cannot have; mtp, and the folder has no MTP
+ * block or a drafter of another kind: its name). Does not fail if the plan exceeds its limit.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_session_plan_memory(const tamis_model *model,
                                                                   const tamis_session_params *params,
@@ -222,8 +224,8 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_save_packed(const tamis_sessio
  * until a step fills the next block of this one.
  *
  * errors   FORMAT (damaged, cut or too long, no saved sequence), UNSUPPORTED (version, another
- *          model, kv_cache_dtype, block_tokens, mtp; no token ids, which prefix_caching needs),
- *          LIMIT (longer than max_model_len), each with the file, the field, the value seen and the
+ *          model, profile, kv_cache_dtype, block_tokens, mtp; no token ids, which prefix_caching
+ *          needs), LIMIT (longer than max_model_len), each with the file, the field, the value seen and the
  *          one allowed; NO_BLOCKS; STATE (the sequence is not empty); IO, NO_MEMORY, INVALID
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_load(tamis_session *session, int32_t seq,
@@ -330,6 +332,34 @@ typedef struct tamis_tensor_group {
                            unknown */
 } tamis_tensor_group;
 
+/** Rows that the profile can keep, by the kv_cache_dtype that chooses them. */
+typedef struct tamis_cache_choice {
+    tamis_dtype kv_cache_dtype;
+    const char *kv_rows;      /* layout of the rows that attention reads: "bf16", "v4-fp8", ... as
+                                 tamis_row_layout_name has them (tamis/rows.h) */
+    int32_t kv_row_bytes;
+    const char *index_rows;   /* of the index keys; NULL: no layer keeps any */
+    int32_t index_row_bytes;
+    uint64_t bytes_per_token; /* growing part, all layers */
+    uint64_t ring_bytes;      /* fixed part of a sequence; V4 only */
+} tamis_cache_choice;
+
+/**
+ * What the model's profile does in one stage of one kind of layer. A stage whose weights are stored
+ * in several formats has a line for each. docs/numerics-table.md prints them for the three families.
+ */
+typedef struct tamis_numerics_line {
+    const char *layers;  /* as in layer_attention and layer_mlp, "all", or "ends": embedding, head */
+    const char *stage;   /* "Q1 wq_a" */
+    const char *weights; /* as stored: "F8_E4M3 + F8_E8M0 per 128x128"; "-": it has none */
+    const char *input;   /* what the input goes through before the sum, or the steps of the stage */
+    const char *output;  /* what the result is rounded to */
+    const char *rows;    /* layout of the cache rows that it leaves; NULL: none */
+    int32_t row_bytes;
+    const char *numeric; /* "exact" or "ordered": docs/numerics.md */
+    const char *source;  /* where that is taken from */
+} tamis_numerics_line;
+
 typedef struct tamis_inspection {
     const tamis_model_info *info;
     /* [num_hidden_layers] V4: "window", "C4", "C128". V3.2, GLM: "full" (own indexer), "shared" (an
@@ -343,8 +373,10 @@ typedef struct tamis_inspection {
     uint64_t tensor_bytes;
     const char *const *unused;   /* names of tensors not run, in file order */
     int32_t n_unused;
-    uint64_t kv_bytes_per_token_bf16, kv_bytes_per_token_f32; /* growing part, all layers */
-    uint64_t ring_bytes_bf16, ring_bytes_f32;                 /* fixed part of a sequence */
+    const tamis_cache_choice *caches; /* [n_caches] of the profile; the first is what AUTO takes */
+    int32_t n_caches;
+    const tamis_numerics_line *numerics; /* [n_numerics] with the rows that AUTO takes */
+    int32_t n_numerics;
 } tamis_inspection;
 /** What is in an open model; lives as long as the model. */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_model_inspect(tamis_model *model,

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/size.h"
 #include "engine/session_internal.h"
+#include "model/cache_rows.h"
 
 #define DEFAULT_MAX_MODEL_LEN 4096
 #define MAX_DEFAULT_THREADS   64
@@ -36,8 +37,7 @@ tamis_session_params tamis_session_params_default(void)
 
 /* ---------------------------------------------------------------- parameters */
 
-static tamis_status check_ranges(const tamis_session_params *p, tamis_profile profile,
-                                 tamis_error *err)
+static tamis_status check_ranges(const tamis_session_params *p, tamis_error *err)
 {
     const struct {
         const char *name;
@@ -66,12 +66,6 @@ static tamis_status check_ranges(const tamis_session_params *p, tamis_profile pr
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "session: num_blocks is 1, must be 0 or at least 2 (block 0 holds "
                           "nothing)");
-    const bool is_float =
-        p->kv_cache_dtype == TAMIS_DTYPE_BF16 || p->kv_cache_dtype == TAMIS_DTYPE_F32;
-    if (profile == TAMIS_PROFILE_EXACT && !is_float)
-        return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "session: kv_cache_dtype is %s, allowed BF16, F32",
-                          tamis_dtype_name(p->kv_cache_dtype));
     return TAMIS_STATUS_OK;
 }
 
@@ -88,6 +82,16 @@ static tamis_status check_mtp(const tamis_model *model, const tamis_session_para
                           : "no MTP block");
 }
 
+/* AUTO becomes what it stands for. */
+static tamis_status resolve_dtype(tamis_session_params *p, const tamis_model *model,
+                                  tamis_error *err)
+{
+    tamis_cache_rows rows;
+    TAMIS_TRY(tamis_cache_rows_find(&rows, &model->config, 0, p->kv_cache_dtype, err));
+    p->kv_cache_dtype = rows.kv.dtype;
+    return TAMIS_STATUS_OK;
+}
+
 static int32_t lower_to(int32_t value, int64_t bound)
 {
     return (int32_t)tamis_min_i64(value, bound);
@@ -98,10 +102,8 @@ tamis_status tamis_session_params_resolve(tamis_session_params *out, const tamis
 {
     tamis_session_params p = *params;
     const int32_t model_len = model->info.max_position_embeddings;
-    if (p.kv_cache_dtype == TAMIS_DTYPE_AUTO)
-        p.kv_cache_dtype = model->config.profile == TAMIS_PROFILE_OFFICIAL ? TAMIS_DTYPE_F8_E4M3
-                                                                           : TAMIS_DTYPE_BF16;
-    TAMIS_TRY(check_ranges(&p, model->config.profile, err));
+    TAMIS_TRY(check_ranges(&p, err));
+    TAMIS_TRY(resolve_dtype(&p, model, err));
     TAMIS_TRY(check_mtp(model, &p, err));
     if (p.max_model_len > model_len)
         return tamis_fail(err, TAMIS_STATUS_LIMIT,
@@ -171,6 +173,7 @@ tamis_status tamis_memory_plan_make(tamis_memory_plan *out, const tamis_model *m
         .cache_rings = net.caches.rings,
         .cache_snapshots = tamis_session_snapshot_bytes(params, net.caches.per_history),
         .cache_bytes_per_token = net.caches.per_block / (uint64_t)params->block_tokens,
+        .kv_cache_dtype = params->kv_cache_dtype,
         .workspace = net.workspace + tables,
         .logits = logits};
     out->total = out->weights_widened + out->cache_blocks + out->cache_rings +

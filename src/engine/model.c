@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/mem.h"
 #include "engine/model_internal.h"
+#include "model/cache_rows.h"
 #include "model/net.h"
 #include "weights/names.h"
 
@@ -133,6 +134,7 @@ void tamis_model_close(tamis_model **model_ptr)
     tamis_model *model = *model_ptr;
     *model_ptr = NULL;
     tamis_inspect_free(&model->inspect);
+    tamis_numerics_free(&model->numerics);
     tamis_model_weights_free(&model->weights);
     tamis_checkpoint_close(&model->checkpoint);
     tamis_mem_free(model);
@@ -153,16 +155,53 @@ int32_t tamis_model_layer_ratio(const tamis_model *model, int32_t layer)
 /* ---------------------------------------------------------------- inspection */
 
 /* Growing bytes of a token and fixed bytes of a sequence, at the engine's own block size. */
-static tamis_status cache_bytes(const tamis_model *model, tamis_dtype dtype, uint64_t *per_token,
-                                uint64_t *per_sequence, tamis_error *err)
+static tamis_status add_bytes(const tamis_model *model, tamis_cache_choice *choice,
+                              tamis_error *err)
 {
     tamis_net_params params = {tamis_cache_params_default(), tamis_plan_params_default(), 1, false};
     tamis_net_bytes bytes = {0};
     params.cache.profile = model->config.profile;
-    params.cache.kv_cache_dtype = dtype;
+    params.cache.kv_cache_dtype = choice->kv_cache_dtype;
     TAMIS_TRY(tamis_net_measure(&model->config, model->weights, &params, &bytes, err));
-    *per_token = bytes.caches.per_block / (uint64_t)params.cache.block_tokens;
-    *per_sequence = bytes.caches.per_slot;
+    choice->bytes_per_token = bytes.caches.per_block / (uint64_t)params.cache.block_tokens;
+    choice->ring_bytes = bytes.caches.per_slot;
+    return TAMIS_STATUS_OK;
+}
+
+/* errors: UNSUPPORTED if the profile has no such rows */
+static tamis_status choose_rows(const tamis_model *model, tamis_dtype dtype,
+                                tamis_cache_choice *choice, tamis_error *err)
+{
+    const tamis_model_config *config = &model->config;
+    *choice = (tamis_cache_choice){0};
+    for (int32_t i = 0; i < config->num_hidden_layers; i++) {
+        tamis_cache_rows rows;
+        TAMIS_TRY(tamis_cache_rows_find(&rows, config, i, dtype, err));
+        choice->kv_cache_dtype = rows.kv.dtype;
+        choice->kv_rows = tamis_row_layout_name(tamis_row_layout_of(&rows.kv));
+        choice->kv_row_bytes = rows.kv.row_bytes;
+        if (rows.index_key.row_bytes == 0)
+            continue;
+        choice->index_rows = tamis_row_layout_name(tamis_row_layout_of(&rows.index_key));
+        choice->index_row_bytes = rows.index_key.row_bytes;
+    }
+    return add_bytes(model, choice, err);
+}
+
+/* What AUTO takes, then all others that the profile has. */
+static tamis_status list_caches(tamis_model *model, tamis_inspection *inspection, tamis_error *err)
+{
+    static const tamis_dtype dtypes[] = {TAMIS_DTYPE_BF16, TAMIS_DTYPE_F32, TAMIS_DTYPE_F8_E4M3,
+                                         TAMIS_DTYPE_I8};
+    tamis_cache_choice *caches = model->caches;
+    int32_t n = 1;
+    TAMIS_TRY(choose_rows(model, TAMIS_DTYPE_AUTO, &caches[0], err));
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes && n < TAMIS_MAX_CACHE_CHOICES; i++)
+        if (dtypes[i] != caches[0].kv_cache_dtype &&
+            choose_rows(model, dtypes[i], &caches[n], NULL) == TAMIS_STATUS_OK)
+            n++;
+    inspection->caches = caches;
+    inspection->n_caches = n;
     return TAMIS_STATUS_OK;
 }
 
@@ -172,10 +211,10 @@ static tamis_status inspect(tamis_model *model, tamis_error *err)
     TAMIS_TRY(
         tamis_inspect_build(&model->inspect, model->checkpoint, &model->config, &model->info, err));
     tamis_inspection *i = tamis_inspect_get(model->inspect);
-    TAMIS_TRY_GOTO(cache_bytes(model, TAMIS_DTYPE_BF16, &i->kv_bytes_per_token_bf16,
-                               &i->ring_bytes_bf16, err));
-    TAMIS_TRY_GOTO(
-        cache_bytes(model, TAMIS_DTYPE_F32, &i->kv_bytes_per_token_f32, &i->ring_bytes_f32, err));
+    TAMIS_TRY_GOTO(list_caches(model, i, err));
+    TAMIS_TRY_GOTO(tamis_numerics_make(&model->numerics, &model->config, model->weights, err));
+    i->numerics = model->numerics.lines;
+    i->n_numerics = model->numerics.n_lines;
     return TAMIS_STATUS_OK;
 fail:
     tamis_inspect_free(&model->inspect);

@@ -17,6 +17,7 @@ static tamis_sequence_kin kin_of(const tamis_session *session)
 {
     return (tamis_sequence_kin){.model = tamis_model_fingerprint(session->model),
                                 .family = session->model->info.family,
+                                .profile = session->model->config.profile,
                                 .kv_cache_dtype = session->params.kv_cache_dtype,
                                 .block_tokens = session->params.block_tokens};
 }

@@ -19,17 +19,27 @@ typedef struct file_header {
     char family[TAMIS_SEQUENCE_FAMILY_BYTES]; /* zeros behind the name */
     int32_t kv_cache_dtype, block_tokens;
     int32_t len, floor;
-    int32_t n_ids, zero;
+    int32_t n_ids, profile;
     uint64_t zeros[2];
 } file_header;
 static_assert(sizeof(file_header) == 96, "no padding");
 
+/* A cache, with the whole format of its rows: files of another layout have other bytes in them. */
 typedef struct file_cache {
-    int32_t life, dtype, values_per_row;
+    int32_t life;
     int32_t rows; /* of a block; 0: a ring */
     int32_t align, lead;
+    int32_t dtype, num_values, num_plain, group_size;
+    int32_t scale_dtype, scale_rule;
+    int32_t coded_at, plain_at, scale_at;
+    int32_t row_bytes;
 } file_cache;
-static_assert(sizeof(file_cache) == 24, "no padding");
+enum { FILE_CACHE_FIELDS = 14 };
+static_assert(sizeof(file_cache) == FILE_CACHE_FIELDS * sizeof(int32_t), "no padding");
+
+static const char *const file_cache_fields[FILE_CACHE_FIELDS] = {
+    "life",       "rows",        "align",      "lead",     "dtype",    "num_values", "num_plain",
+    "group_size", "scale_dtype", "scale_rule", "coded_at", "plain_at", "scale_at",   "row_bytes"};
 
 typedef enum section_kind {
     SECTION_TOKENS = 1,
@@ -192,10 +202,24 @@ static void fill_family(char *family, const tamis_sequence_kin *kin)
     memcpy(family, kin->family, bytes);
 }
 
-/* Rings of any size hold the same. */
-static int32_t rows_in_file(const tamis_cache_desc *desc)
+static file_cache describe_cache(const tamis_cache_desc *d)
 {
-    return desc->life == TAMIS_CACHE_PAGED ? desc->rows : 0;
+    const tamis_row_format *f = &d->format;
+    return (file_cache){.life = (int32_t)d->life,
+                        /* rings of any size hold the same */
+                        .rows = d->life == TAMIS_CACHE_PAGED ? d->rows : 0,
+                        .align = d->align,
+                        .lead = d->lead,
+                        .dtype = (int32_t)f->dtype,
+                        .num_values = f->num_values,
+                        .num_plain = f->num_plain,
+                        .group_size = f->group_size,
+                        .scale_dtype = (int32_t)f->scale_dtype,
+                        .scale_rule = (int32_t)f->scale_rule,
+                        .coded_at = f->coded_at,
+                        .plain_at = f->plain_at,
+                        .scale_at = f->scale_at,
+                        .row_bytes = f->row_bytes};
 }
 
 /* Fills `bytes` (as measured by header_bytes) with the header up to and with its checksum. */
@@ -210,15 +234,14 @@ static void fill_header(uint8_t *bytes, const tamis_sequence_kin *kin,
                           .block_tokens = kin->block_tokens,
                           .len = rows->len,
                           .floor = rows->floor,
-                          .n_ids = rows->ids != NULL ? rows->len : 0};
+                          .n_ids = rows->ids != NULL ? rows->len : 0,
+                          .profile = (int32_t)kin->profile};
     uint8_t *at = bytes + sizeof header;
     memcpy(header.magic, magic, sizeof magic);
     fill_family(header.family, kin);
     memcpy(bytes, &header, sizeof header);
     for (int32_t i = 0; i < store->n_caches; i++) {
-        const tamis_cache_desc *d = &store->caches[i].desc;
-        const file_cache cache = {(int32_t)d->life, (int32_t)d->format.dtype,
-                                  d->format.num_values, rows_in_file(d),  d->align,          d->lead};
+        const file_cache cache = describe_cache(&store->caches[i].desc);
         memcpy(at, &cache, sizeof cache);
         at += sizeof cache;
     }
@@ -275,13 +298,23 @@ static tamis_status check_magic(const file_header *h, const char *path, tamis_er
     if (h->version != TAMIS_SEQUENCE_FILE_VERSION)
         return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED, "%s: version is %u, allowed %u", path,
                           h->version, TAMIS_SEQUENCE_FILE_VERSION);
-    if (h->zero != 0 || memcmp(h->zeros, zeros, sizeof zeros) != 0)
+    if (memcmp(h->zeros, zeros, sizeof zeros) != 0)
         return tamis_fail(err, TAMIS_STATUS_FORMAT,
                           "%s: header: unused bytes are not 0: the file is damaged", path);
     return TAMIS_STATUS_OK;
 }
 
-/* Another model, dtype or block size. */
+static tamis_status fail_profile(const file_header *h, const tamis_sequence_kin *kin,
+                                 const char *path, tamis_error *err)
+{
+    return tamis_fail(
+        err, TAMIS_STATUS_UNSUPPORTED, "%s: profile is %s, allowed %s (this session's)", path,
+        (uint32_t)h->profile < TAMIS_NUM_PROFILES ? tamis_profile_name((tamis_profile)h->profile)
+                                                  : "unknown",
+        tamis_profile_name(kin->profile));
+}
+
+/* Another model, profile, dtype or block size. */
 static tamis_status check_kin(const file_header *h, const tamis_sequence_kin *kin, const char *path,
                               tamis_error *err)
 {
@@ -296,6 +329,8 @@ static tamis_status check_kin(const file_header *h, const tamis_sequence_kin *ki
                           "%s: saved with another model: its fingerprint is %016llx, allowed "
                           "%016llx (this session's)",
                           path, (unsigned long long)h->model, (unsigned long long)kin->model);
+    if (h->profile != (int32_t)kin->profile)
+        return fail_profile(h, kin, path, err);
     if (h->kv_cache_dtype != (int32_t)kin->kv_cache_dtype)
         return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
                           "%s: kv_cache_dtype is %s, allowed %s (this session's)", path,
@@ -327,6 +362,18 @@ static tamis_status check_len(const file_header *h, int32_t max_len, const char 
     return TAMIS_STATUS_OK;
 }
 
+/* Field by field. */
+static tamis_status check_cache(const char *path, int32_t cache, const int32_t *seen,
+                                const int32_t *allowed, tamis_error *err)
+{
+    for (int32_t i = 0; i < FILE_CACHE_FIELDS; i++)
+        if (seen[i] != allowed[i])
+            return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
+                              "%s: cache %d: %s is %d, allowed %d (this session's)", path, cache,
+                              file_cache_fields[i], seen[i], allowed[i]);
+    return TAMIS_STATUS_OK;
+}
+
 static tamis_status check_caches(const tamis_sequence_reader *r, const file_header *h,
                                  tamis_error *err)
 {
@@ -336,18 +383,9 @@ static tamis_status check_caches(const tamis_sequence_reader *r, const file_head
                           "%s: has %u caches, allowed %d (this session's: is its mtp another?)",
                           r->file.path, h->n_caches, r->store->n_caches);
     for (int32_t i = 0; i < r->store->n_caches; i++) {
-        const tamis_cache_desc *d = &r->store->caches[i].desc;
-        const file_cache *c = &caches[i];
-        const int32_t rows = rows_in_file(d);
-        if (c->life != (int32_t)d->life || c->dtype != (int32_t)d->format.dtype ||
-            c->values_per_row != d->format.num_values || c->rows != rows || c->align != d->align ||
-            c->lead != d->lead)
-            return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
-                              "%s: cache %d has life %d, dtype %d, %d values in a row, %d rows, "
-                              "align %d, lead %d, allowed %d, %d, %d, %d, %d, %d (this session's)",
-                              r->file.path, i, c->life, c->dtype, c->values_per_row, c->rows,
-                              c->align, c->lead, (int)d->life, (int)d->format.dtype, d->format.num_values,
-                              rows, d->align, d->lead);
+        const file_cache allowed = describe_cache(&r->store->caches[i].desc);
+        TAMIS_TRY(check_cache(r->file.path, i, (const int32_t *)&caches[i],
+                              (const int32_t *)&allowed, err));
     }
     return TAMIS_STATUS_OK;
 }

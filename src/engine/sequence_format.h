@@ -4,8 +4,8 @@
  * of two files never mix.
  *
  *   header    96 bytes: "tamisseq", version, number of caches, model fingerprint, family, dtype,
- *             block_tokens, length, floor, number of token ids
- *   caches    24 bytes each: their descriptions, in the order of the store
+ *             block_tokens, length, floor, number of token ids, profile
+ *   caches    56 bytes each: their descriptions with the format of a row, in the order of the store
  *   checksum  8 bytes
  *   sections  a head of 32 bytes (kind, index, codec, bytes stored, checksum), then the bytes: one
  *             TOKENS if there are ids, one BLOCK per block of the table, one RING per ring, one END
@@ -26,13 +26,14 @@
 #include "caches/cache_store.h"
 #include "core/file_stream.h"
 
-#define TAMIS_SEQUENCE_FILE_VERSION 1
+#define TAMIS_SEQUENCE_FILE_VERSION 2 /* 1: no profile, and rows were plain numbers */
 #define TAMIS_SEQUENCE_FAMILY_BYTES 32
 
 /* What a file has in common with every session that may load it. */
 typedef struct tamis_sequence_kin {
     uint64_t model; /* tamis_model_fingerprint */
     const char *family;
+    tamis_profile profile;
     tamis_dtype kv_cache_dtype;
     int32_t block_tokens;
 } tamis_sequence_kin;
@@ -65,8 +66,8 @@ typedef struct tamis_sequence_reader {
 
 /*
  * Opens a file and reads everything up to the sections; `path` must outlive the reader. errors: IO,
- * FORMAT (no such file, damaged, cut), UNSUPPORTED (version, another model, dtype, block size or
- * layout), LIMIT (longer than max_len), NO_MEMORY: path, field, value seen and allowed
+ * FORMAT (no such file, damaged, cut), UNSUPPORTED (version, another model, profile, dtype, block
+ * size or layout), LIMIT (longer than max_len), NO_MEMORY: path, field, value seen and allowed
  */
 tamis_status tamis_sequence_reader_open(tamis_sequence_reader *reader, const char *path,
                                         const tamis_sequence_kin *kin,

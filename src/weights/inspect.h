@@ -11,7 +11,7 @@ typedef struct tamis_inspect tamis_inspect;
 
 /*
  * After the weights are bound (that marks the used tensors). Kept: `info`; names of the checkpoint.
- * The KV and ring bytes of the inspection stay 0 here; the engine knows them.
+ * Caches and numerics of the inspection stay empty here; the engine knows them.
  * A scale tensor counts into the row of its weight. errors: NO_MEMORY
  */
 tamis_status tamis_inspect_build(tamis_inspect **out, tamis_checkpoint *checkpoint,

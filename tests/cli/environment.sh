@@ -9,6 +9,8 @@ run env TAMIS_MAX_TOKENS=4 TAMIS_PRINT_IDS=true "$TAMIS_BIN" generate -m $model 
     --kv-cache-dtype f32 -p 'In the beginning God'
 expect 0 out "$(cut -d' ' -f1-2 $data/greedy-0.ids)
 "
+run env TAMIS_PROFILE=official "$TAMIS_BIN" generate -m $model --ids $data/prompt-0.ids -n 2 --temp 0
+expect 0 err '*model:  deepseek_v4, profile official, *caches fp8*'
 # A flag silences the variables of its group; an empty variable is none; off is off.
 run env TAMIS_PROMPT=unused TAMIS_MAX_TOKENS= TAMIS_PRINT_IDS=off TAMIS_QUIET=yes "$TAMIS_BIN" \
     generate -m $model --ids $data/prompt-0.ids -n 2 --temp 0

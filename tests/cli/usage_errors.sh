@@ -76,11 +76,26 @@ bad_value --min-p -0.1 'a number from 0 to 1'
 bad_value --seed -2 'an integer from 0 to 9223372036854775807, or -1 (random)'
 bad_value -s 9223372036854775808 'an integer from 0 to 9223372036854775807, or -1 (random)'
 bad_value -s '' 'an integer from 0 to 9223372036854775807, or -1 (random)'
-bad_value --kv-cache-dtype f16 'bf16 or f32'
+bad_value --kv-cache-dtype f16 'auto or bf16 or f32 or fp8 or int8'
+bad_value --profile exact,official 'exact or official or ascend'
 bad_value --memory-limit 0 '*such as 1.5GiB'
 bad_value --memory-limit 5XB '*such as 1.5GiB'
 bad_value --memory-limit 1e30GiB '*such as 1.5GiB'
 bad_value --stop '' 'a text that is not empty'
+
+# What a profile does not have, by both names.
+for pair in exact:fp8:F8_E4M3:'BF16, F32' exact:int8:I8:'BF16, F32' official:bf16:BF16:F8_E4M3 \
+    ascend:f32:F32:'BF16, F8_E4M3'; do
+    IFS=: read -r profile type seen allowed <<END
+$pair
+END
+    run tamis generate -m $model -p x --profile "$profile" --kv-cache-dtype "$type"
+    expect 2 out '' err "*generate: --kv-cache-dtype: *kv_cache_dtype is $seen, allowed $allowed (profile $profile)
+*"
+done
+run tamis ppl -m $model --ids $data/golden-ids.txt --profile exact,
+expect 2 out '' err "*--profile: value seen 'exact,', allowed: exact or official or ascend, or several with commas
+*"
 
 run tamis tokenize -m $model --json -p x
 expect 2 out '' err '*-p: not together with --json*'

@@ -216,7 +216,7 @@ static void case_25_options_are_obeyed_or_refused(void **state)
     refuse(model, &p, TAMIS_STATUS_INVALID, "max_num_batched_tokens", "-3");
     p = good;
     p.kv_cache_dtype = TAMIS_DTYPE_F8_E4M3;
-    refuse(model, &p, TAMIS_STATUS_INVALID, "kv_cache_dtype", "F8_E4M3");
+    refuse(model, &p, TAMIS_STATUS_UNSUPPORTED, "kv_cache_dtype", "F8_E4M3");
     /* a step size is obeyed: the session says so, and one token more is refused */
     p = good;
     p.max_num_batched_tokens = 33;

@@ -79,9 +79,15 @@ static void what_a_model_says_of_itself(void **state)
     test_must(tamis_model_inspect(model, &again, &err), &err, "inspect again");
     assert_ptr_equal(inspection, again);
     /* bf16, rows of ratio 4 (two layers: 64 kv, 32 key values) and 128 (one layer: 64 kv) */
-    assert_int_equal(inspection->kv_bytes_per_token_bf16, 2 * (2 * (64 + 32) / 4) + 2 * 64 / 128);
-    assert_int_equal(inspection->kv_bytes_per_token_f32, 2 * inspection->kv_bytes_per_token_bf16);
-    assert_true(inspection->ring_bytes_f32 > inspection->ring_bytes_bf16);
+    assert_int_equal(inspection->n_caches, 2);
+    const tamis_cache_choice *bf16 = &inspection->caches[0], *f32 = &inspection->caches[1];
+    assert_int_equal(bf16->kv_cache_dtype, TAMIS_DTYPE_BF16);
+    assert_string_equal(bf16->kv_rows, "bf16");
+    assert_int_equal(bf16->kv_row_bytes, 2 * 64);
+    assert_int_equal(f32->index_row_bytes, 4 * 32);
+    assert_int_equal(bf16->bytes_per_token, 2 * (2 * (64 + 32) / 4) + 2 * 64 / 128);
+    assert_int_equal(f32->bytes_per_token, 2 * bf16->bytes_per_token);
+    assert_true(f32->ring_bytes > bf16->ring_bytes);
     assert_int_equal(tamis_model_inspect(NULL, &again, NULL), TAMIS_STATUS_INVALID);
     tamis_model_close(&model);
 }
@@ -103,11 +109,13 @@ static void what_a_glm_model_says_of_itself(void **state)
     tamis_error err;
     test_must(tamis_model_inspect(engine.model, &inspection, &err), &err, "inspect");
     /* bf16: six layers of 64 + 16 latent and rotated values, three with keys of 32 */
-    assert_int_equal(inspection->kv_bytes_per_token_bf16, 2 * (6 * (64 + 16) + 3 * 32));
-    assert_int_equal(inspection->kv_bytes_per_token_f32, 2 * inspection->kv_bytes_per_token_bf16);
-    assert_int_equal(inspection->ring_bytes_bf16 + inspection->ring_bytes_f32, 0);
+    assert_int_equal(inspection->n_caches, 2);
+    const tamis_cache_choice *bf16 = &inspection->caches[0], *f32 = &inspection->caches[1];
+    assert_int_equal(bf16->bytes_per_token, 2 * (6 * (64 + 16) + 3 * 32));
+    assert_int_equal(f32->bytes_per_token, 2 * bf16->bytes_per_token);
+    assert_int_equal(bf16->ring_bytes + f32->ring_bytes, 0);
     test_must(tamis_session_plan_memory(engine.model, &p, &plan, &err), &err, "plan");
-    assert_int_equal(plan.cache_bytes_per_token, inspection->kv_bytes_per_token_f32);
+    assert_int_equal(plan.cache_bytes_per_token, f32->bytes_per_token);
     assert_int_equal(plan.cache_rings, 0);
     test_engine_close(&engine);
 }
@@ -192,7 +200,8 @@ static void parameters_out_of_range_are_refused(void **state)
         {small_block, TAMIS_STATUS_INVALID, "block_tokens is 64"},
         {null_block_only, TAMIS_STATUS_INVALID, "num_blocks is 1"},
         {negative_rollback, TAMIS_STATUS_INVALID, "max_rollback is -1"},
-        {fp8_cache, TAMIS_STATUS_INVALID, "kv_cache_dtype is F8_E4M3, allowed BF16, F32"},
+        {fp8_cache, TAMIS_STATUS_UNSUPPORTED,
+         "kv_cache_dtype is F8_E4M3, allowed BF16, F32 (profile exact)"},
         {little_memory, TAMIS_STATUS_NO_MEMORY, "the limit is 0.1 MiB"}};
     tamis_error err;
     tamis_model *model;

@@ -63,11 +63,12 @@ static tamis_session_params other_params(tamis_dtype dtype, int32_t max_rollback
     return p;
 }
 
-static void check_family(const char *dir, tamis_dtype dtype, const char *folder)
+static void check_profile(const char *dir, tamis_profile profile, tamis_dtype dtype,
+                          const char *folder)
 {
     test_rng rng = test_rng_start(dir, 71);
     tamis_session_params p = file_params(dtype);
-    test_engine e = test_engine_open(dir, &p);
+    test_engine e = open_profile(dir, profile, dtype);
     char *path = test_path(folder, "seq");
     saved s = {.path = path, .len = 290};
     random_ids(&rng, e.info->vocab_size, s.ids, MAX_LEN);
@@ -92,6 +93,25 @@ static void check_family(const char *dir, tamis_dtype dtype, const char *folder)
     free(want);
     free(path);
     test_engine_close(&e);
+}
+
+static void check_family(const char *dir, tamis_dtype dtype, const char *folder)
+{
+    check_profile(dir, TAMIS_PROFILE_EXACT, dtype, folder);
+}
+
+/* Packed rows of every layout. */
+static void every_profile_goes_on_elsewhere(void **state)
+{
+    (void)state;
+    char *folder = test_temp_dir_make();
+    check_profile(V4_DIR, TAMIS_PROFILE_OFFICIAL, TAMIS_DTYPE_AUTO, folder);
+    check_profile(V4_DIR, TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_F8_E4M3, folder);
+    check_profile(GOLDEN "glm52-fp8", TAMIS_PROFILE_OFFICIAL, TAMIS_DTYPE_AUTO, folder);
+    check_profile(GLM5_DIR, TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_I8, folder);
+    if (!TEST_IS_SANITIZED)
+        check_profile(GOLDEN "v4-pro-fp8", TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_AUTO, folder);
+    test_temp_dir_remove(folder);
 }
 
 static void every_family_and_type_goes_on_elsewhere(void **state)
@@ -354,6 +374,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_process_goes_on), /* forks: before there are threads */
         cmocka_unit_test(every_family_and_type_goes_on_elsewhere),
+        cmocka_unit_test(every_profile_goes_on_elsewhere),
         cmocka_unit_test(any_length_goes_on),
         cmocka_unit_test(rollbacks_are_kept),
         cmocka_unit_test(a_fork_is_saved_and_goes_on),

@@ -224,7 +224,7 @@ static size_t section_at(const char *data, int32_t n)
 {
     uint32_t n_caches;
     memcpy(&n_caches, data + 12, sizeof n_caches);
-    size_t at = 96 + (size_t)n_caches * 24 + 8;
+    size_t at = 96 + (size_t)n_caches * 56 + 8;
     while (n-- > 0) {
         uint64_t stored_bytes;
         memcpy(&stored_bytes, data + at + 16, sizeof stored_bytes);
@@ -320,6 +320,55 @@ static void other_models_refuse(void **state)
         assert_refused_by(&other, test_seq_new(&other), f.path, TAMIS_STATUS_UNSUPPORTED, texts[i]);
         test_engine_close(&other);
     }
+    fixture_close(&f);
+}
+
+/* The same folder opened with each profile: same fingerprint, other rows. */
+static void other_profiles_refuse(void **state)
+{
+    (void)state;
+    char *folder = test_temp_dir_make(), *path = test_path(folder, "seq");
+    test_engine engines[TAMIS_NUM_PROFILES];
+    int32_t ids[MAX_LEN];
+    test_rng rng = test_rng_start("other_profiles_refuse", 91);
+    for (int i = 0; i < TAMIS_NUM_PROFILES; i++)
+        engines[i] = open_profile(V4_DIR, (tamis_profile)i, TAMIS_DTYPE_AUTO);
+    random_ids(&rng, engines[0].info->vocab_size, ids, MAX_LEN);
+    for (int i = 0; i < TAMIS_NUM_PROFILES; i++) {
+        const int32_t seq = test_seq_new(&engines[i]);
+        test_feed(&engines[i], seq, ids, LEN, 0, NULL);
+        save(&engines[i], seq, path, 0);
+        for (int j = 0; j < TAMIS_NUM_PROFILES; j++) {
+            char text[64];
+            snprintf(text, sizeof text, "profile is %s, allowed %s",
+                     tamis_profile_name((tamis_profile)i), tamis_profile_name((tamis_profile)j));
+            const int32_t other = test_seq_new(&engines[j]);
+            if (i != j)
+                assert_refused_by(&engines[j], other, path, TAMIS_STATUS_UNSUPPORTED, text);
+            test_seq_drop(&engines[j], other);
+        }
+    }
+    for (int i = 0; i < TAMIS_NUM_PROFILES; i++)
+        test_engine_close(&engines[i]);
+    free(path);
+    test_temp_dir_remove(folder);
+}
+
+/* The layout of before, and one to come. */
+static void other_versions_refuse(void **state)
+{
+    (void)state;
+    fixture f = fixture_open("other_versions_refuse", 92);
+    size_t bytes = 0;
+    char *data = test_file_read(f.folder, "seq", &bytes), *path = test_path(f.folder, "other");
+    for (int32_t version = 1; version <= 3; version += 2) {
+        memcpy(data + 8, &version, sizeof version);
+        test_file_write(f.folder, "other", data, bytes);
+        assert_refused(&f, path, TAMIS_STATUS_UNSUPPORTED,
+                       version == 1 ? "version is 1, allowed 2" : "version is 3, allowed 2");
+    }
+    free(path);
+    free(data);
     fixture_close(&f);
 }
 
@@ -524,6 +573,8 @@ int main(void)
         cmocka_unit_test(parts_of_two_files_do_not_mix),
         cmocka_unit_test(other_sessions_refuse),
         cmocka_unit_test(other_models_refuse),
+        cmocka_unit_test(other_profiles_refuse),
+        cmocka_unit_test(other_versions_refuse),
         cmocka_unit_test(the_fingerprint_sees_every_tensor),
         cmocka_unit_test(no_room_leaves_the_old_file),
         cmocka_unit_test(places_that_cannot_be_written),
