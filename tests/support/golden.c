@@ -106,6 +106,33 @@ const float *test_golden_f32(const test_golden *golden, const char *name, int64_
     return (const float *)(const void *)data;
 }
 
+float *test_golden_widened(const test_golden *golden, const char *name, int64_t *n)
+{
+    int64_t count;
+    const char *data = data_of(golden, name, "BF16", sizeof(uint16_t), &count);
+    float *out = malloc((size_t)count * sizeof *out + 1);
+    if (out == NULL)
+        abort();
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t high;
+        memcpy(&high, data + (size_t)i * sizeof high, sizeof high);
+        const uint32_t bits = (uint32_t)high << 16;
+        memcpy(&out[i], &bits, sizeof bits);
+    }
+    if (n != NULL)
+        *n = count;
+    return out;
+}
+
+const uint8_t *test_golden_e8m0(const test_golden *golden, const char *name, int64_t *n)
+{
+    int64_t count;
+    const char *data = data_of(golden, name, "F8_E8M0", 1, &count);
+    if (n != NULL)
+        *n = count;
+    return (const uint8_t *)data;
+}
+
 int32_t *test_golden_ids(const test_golden *golden, const char *name, int64_t *n)
 {
     const bool is_wide = strcmp(json_string_value(entry(golden, name, "dtype")), "I64") == 0;

@@ -20,6 +20,10 @@ bool test_golden_has(const test_golden *golden, const char *name);
 int64_t test_golden_dim(const test_golden *golden, const char *name, int axis);
 /* Values of an F32 tensor; freed with the file. */
 const float *test_golden_f32(const test_golden *golden, const char *name, int64_t *n);
+/* Values of a BF16 tensor as floats; to be freed by the caller. */
+float *test_golden_widened(const test_golden *golden, const char *name, int64_t *n);
+/* Bytes of an F8_E8M0 tensor; freed with the file. */
+const uint8_t *test_golden_e8m0(const test_golden *golden, const char *name, int64_t *n);
 /* Values of an I64 or I32 tensor as int32; to be freed by the caller. */
 int32_t *test_golden_ids(const test_golden *golden, const char *name, int64_t *n);
 /* Metadata, which the files hold as decimal strings. */
