@@ -6,7 +6,7 @@
 #define TAMIS_KERNELS_FORMATS_H
 
 #include "kernels/math.h"
-#include "tamis/base.h"
+#include "tamis/rows.h"
 
 static inline uint16_t tamis_load_u16(const void *p)
 {
@@ -103,13 +103,15 @@ static inline uint8_t tamis_f32_to_f8_e4m3(float x)
     return (uint8_t)(sign | (code > 0x7eu ? 0x7eu : code));
 }
 
-/* Code of the nearest of 0 .5 1 1.5 2 3 4 6, ties to the even code; NaN gives 0. */
+/* Code of the nearest of 0 .5 1 1.5 2 3 4 6, ties to the even code; -0 keeps its sign, NaN gives 0.
+ */
 static inline uint8_t tamis_f32_to_f4_e2m1(float x)
 {
-    const float a = fabsf(x);
+    const float a = x != x ? 0.0f : fabsf(x);
     const int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
                      (a >= 3.5f) + (a > 5.0f);
-    return (uint8_t)(code | (int)(tamis_bits_of(x) >> 28 & 8u));
+    const uint32_t sign = x != x ? 0u : tamis_bits_of(x) >> 28 & 8u;
+    return (uint8_t)(code | (int)sign);
 }
 
 /* The smallest power of two that is at least v > 0, from the bits of v; 2^-126 for subnormals. */
@@ -119,7 +121,50 @@ static inline float tamis_pow2_ceil(float v)
     return tamis_float_of(((bits >> 23) + ((bits & 0x7fffffu) != 0)) << 23);
 }
 
-/* Nearest integer, ties to even, within -limit_low .. limit_high; NaN gives 0. */
+/* Largest magnitude of a code. */
+static inline float tamis_max_code(tamis_dtype dtype)
+{
+    return dtype == TAMIS_DTYPE_F8_E4M3 ? 448.0f : dtype == TAMIS_DTYPE_F4_E2M1 ? 6.0f : 127.0f;
+}
+
+/*
+ * Scale of a group from the bits of its largest magnitude, see tamis_scale_rule. Bits of infinity
+ * or NaN, which are larger than those of all numbers, give NaN.
+ */
+static inline float tamis_group_scale(tamis_scale_rule rule, tamis_dtype dtype, uint32_t amax_bits)
+{
+    const float floor = dtype == TAMIS_DTYPE_F4_E2M1 ? 6 * 0x1p-126f : 1e-4f;
+    const float max = tamis_max_code(dtype), amax = tamis_float_of(amax_bits);
+    if (amax_bits >= 0x7f800000u)
+        return tamis_float_of(0x7fc00000u);
+    if (rule == TAMIS_SCALE_AMAX)
+        return amax / max;
+    if (rule == TAMIS_SCALE_POW2_QUOTIENT)
+        return tamis_pow2_ceil(amax / max > 1e-4f ? amax / max : 1e-4f);
+    const float v = (amax > floor ? amax : floor) * (1.0f / max);
+    return rule == TAMIS_SCALE_POW2_ABOVE ? tamis_float_of(((tamis_bits_of(v) >> 23) + 1u) << 23)
+                                          : tamis_pow2_ceil(v);
+}
+
+/* A stored scale: E8M0 (of powers of two), F16 or F32. */
+static inline void tamis_scale_store(uint8_t *to, tamis_dtype dtype, float scale)
+{
+    const uint16_t half = tamis_f32_to_f16(scale);
+    if (dtype == TAMIS_DTYPE_F8_E8M0)
+        *to = (uint8_t)(scale != scale ? 255 : tamis_bits_of(scale) >> 23);
+    else if (dtype == TAMIS_DTYPE_F16)
+        memcpy(to, &half, sizeof half);
+    else
+        memcpy(to, &scale, sizeof scale);
+}
+static inline float tamis_scale_load(const uint8_t *from, tamis_dtype dtype)
+{
+    if (dtype == TAMIS_DTYPE_F8_E8M0)
+        return tamis_f8_e8m0_to_f32(*from);
+    return dtype == TAMIS_DTYPE_F16 ? tamis_f16_to_f32(tamis_load_u16(from)) : tamis_load_f32(from);
+}
+
+/* Nearest integer, ties to even, within low .. high; NaN gives 0. */
 static inline int32_t tamis_round_within(float x, int32_t low, int32_t high)
 {
     const float magic = 0x1.8p+23f;

@@ -246,7 +246,8 @@
     void F(float *x, const void *row, const void *scales, const tamis_row_format *format)
 /*
  * quantize_i8: scale = amax / 127, q[i] = rne(x[i] / scale) (one f32 division), within -127..127;
- *   a row of zeros has scale 0, one with a NaN or infinity scale NaN; codes are 0 then. class exact.
+ *   scale 0 (a row of zeros, or of amax below 2^-143) and NaN (one with a NaN or an infinity) have
+ *   codes 0. class exact.
  */
 #define TAMIS_KERNEL_quantize_i8(F) void F(int8_t *q, float *scale, const float *x, int64_t n)
 /*
@@ -258,7 +259,8 @@
            bool through_f16)
 /*
  * quantize_f4: doubled e2m1 codes (integers -12..12) and scales of groups (TAMIS_SCALE_POW2; the last
- *   group may be short) of n values. NaN and infinities: the group's scale is NaN. class exact.
+ *   group may be short) of n values. NaN and infinities: the group's scale is NaN, its codes 0.
+ *   class exact.
  */
 #define TAMIS_KERNEL_quantize_f4(F) \
     void F(int8_t *q, float *scale, const float *x, int64_t n, int64_t group)
@@ -266,7 +268,8 @@
  * linear_i8: y[t][r - row_begin] = ((float)(acc + bias[r]) * row_scale[r]) * token_scale[t],
  *   acc = integer sum over c of w[r][c] * x[t][c]; bias NULL: none; token_scale NULL: no product.
  *   shapes  x int8 [n_tokens][cols], rows x_stride bytes apart; y as in linear; w I8 or I4
- *   range   cols up to 2^16, so that no sum leaves 32 bits; no saturation for any pair of bytes
+ *   range   cols up to 2^16, bias below 2^30 in magnitude: no sum leaves 32 bits; no saturation for
+ *           any pair of bytes
  *   class   exact (integers, then two f32 products).
  */
 #define TAMIS_KERNEL_linear_i8(F)                                                              \

@@ -8,7 +8,7 @@ TAMIS_KERNEL_round_bf16(tamis_round_bf16_c)
         x[i] = tamis_bf16_to_f32(tamis_f32_to_bf16(x[i]));
 }
 
-/* Bits of the largest magnitude; NaN and infinities are larger than all numbers. */
+/* Bits of the largest magnitude. */
 static uint32_t max_bits(const float *x, int64_t n)
 {
     uint32_t max = 0;
@@ -19,25 +19,9 @@ static uint32_t max_bits(const float *x, int64_t n)
     return max;
 }
 
-static float max_code(tamis_dtype dtype)
-{
-    return dtype == TAMIS_DTYPE_F8_E4M3 ? 448.0f : dtype == TAMIS_DTYPE_F4_E2M1 ? 6.0f : 127.0f;
-}
-
-/* Scale of a group, see tamis_scale_rule; NaN if a number is none. */
 static float group_scale(tamis_scale_rule rule, tamis_dtype dtype, const float *x, int64_t n)
 {
-    const float floor = dtype == TAMIS_DTYPE_F4_E2M1 ? 6 * 0x1p-126f : 1e-4f;
-    const float max = max_code(dtype), amax = tamis_float_of(max_bits(x, n));
-    if (!(amax < INFINITY))
-        return tamis_float_of(0x7fc00000u);
-    if (rule == TAMIS_SCALE_AMAX)
-        return amax / max;
-    if (rule == TAMIS_SCALE_POW2_QUOTIENT)
-        return tamis_pow2_ceil(amax / max > 1e-4f ? amax / max : 1e-4f);
-    const float v = (amax > floor ? amax : floor) * (1.0f / max);
-    return rule == TAMIS_SCALE_POW2_ABOVE ? tamis_float_of(((tamis_bits_of(v) >> 23) + 1u) << 23)
-                                          : tamis_pow2_ceil(v);
+    return tamis_group_scale(rule, dtype, max_bits(x, n));
 }
 
 static float clamp(float x, float limit)
@@ -90,27 +74,22 @@ TAMIS_KERNEL_quantize_i8_static(tamis_quantize_i8_static_c)
 
 /* ---------------------------------------------------------------- packed rows */
 
-static void store_scale(uint8_t *to, tamis_dtype dtype, float scale)
-{
-    const uint16_t half = tamis_f32_to_f16(scale);
-    if (dtype == TAMIS_DTYPE_F8_E8M0)
-        *to = (uint8_t)(scale != scale ? 255 : tamis_bits_of(scale) >> 23);
-    else if (dtype == TAMIS_DTYPE_F16)
-        memcpy(to, &half, sizeof half);
-    else
-        memcpy(to, &scale, sizeof scale);
-}
-
-static float load_scale(const uint8_t *from, tamis_dtype dtype)
-{
-    if (dtype == TAMIS_DTYPE_F8_E8M0)
-        return tamis_f8_e8m0_to_f32(*from);
-    return dtype == TAMIS_DTYPE_F16 ? tamis_f16_to_f32(tamis_load_u16(from)) : tamis_load_f32(from);
-}
-
 static int64_t scale_bytes(const tamis_row_format *format)
 {
     return tamis_dtype_bits(format->scale_dtype) / 8;
+}
+
+/* One code. Scale 0 is a group of zeros (or one too small for a scale), NaN one with a NaN in it.
+ */
+static uint8_t encode(tamis_dtype dtype, float x, float scale)
+{
+    if (!(scale > 0.0f))
+        return dtype == TAMIS_DTYPE_F8_E4M3 && scale != 0.0f ? 0x7f : 0;
+    const float v = clamp(x / scale, tamis_max_code(dtype));
+    if (dtype == TAMIS_DTYPE_F8_E4M3)
+        return tamis_f32_to_f8_e4m3(v);
+    return dtype == TAMIS_DTYPE_I8 ? (uint8_t)(int8_t)tamis_round_within(v, -127, 127)
+                                   : tamis_f32_to_f4_e2m1(v);
 }
 
 /* Codes of values [begin, end) of a row under one scale. */
@@ -118,15 +97,13 @@ static void encode_group(uint8_t *to, tamis_dtype dtype, const float *x, int64_t
                          float scale)
 {
     for (int64_t i = begin; i < end; i++) {
-        const float v = scale == 0.0f ? 0.0f : clamp(x[i] / scale, max_code(dtype));
-        if (dtype == TAMIS_DTYPE_F8_E4M3)
-            to[i] = tamis_f32_to_f8_e4m3(v);
-        else if (dtype == TAMIS_DTYPE_I8)
-            to[i] = (uint8_t)(int8_t)tamis_round_within(v, -127, 127);
+        const uint8_t code = encode(dtype, x[i], scale);
+        if (dtype != TAMIS_DTYPE_F4_E2M1)
+            to[i] = code;
         else if (i % 2 == 0)
-            to[i / 2] = tamis_f32_to_f4_e2m1(v);
+            to[i / 2] = code;
         else
-            to[i / 2] = (uint8_t)(to[i / 2] | tamis_f32_to_f4_e2m1(v) << 4);
+            to[i / 2] = (uint8_t)(to[i / 2] | code << 4);
     }
 }
 
@@ -143,8 +120,8 @@ TAMIS_KERNEL_pack_row(tamis_pack_row_c)
     for (int64_t begin = 0; begin < n_coded; begin += group) {
         const int64_t end = n_coded - begin < group ? n_coded : begin + group;
         const float scale = group_scale(format->scale_rule, format->dtype, x + begin, end - begin);
-        store_scale((uint8_t *)scales + begin / group * scale_bytes(format), format->scale_dtype,
-                    scale);
+        tamis_scale_store((uint8_t *)scales + begin / group * scale_bytes(format),
+                          format->scale_dtype, scale);
         encode_group(bytes + format->coded_at, format->dtype, x, begin, end, scale);
     }
     tamis_narrow_c(bytes + format->plain_at, x + n_coded, TAMIS_DTYPE_BF16, format->num_plain);
@@ -160,8 +137,8 @@ TAMIS_KERNEL_unpack_row(tamis_unpack_row_c)
     }
     for (int64_t i = 0; i < n_coded; i++) {
         const float scale =
-            load_scale((const uint8_t *)scales + i / format->group_size * scale_bytes(format),
-                       format->scale_dtype);
+            tamis_scale_load((const uint8_t *)scales + i / format->group_size * scale_bytes(format),
+                             format->scale_dtype);
         x[i] = tamis_bf16_to_f32(
             tamis_f32_to_bf16(tamis_weight_decode(format->dtype, coded, i) * scale));
     }

@@ -64,21 +64,26 @@ static void expand_row(float *dst, const void *row, const tamis_row_format *form
         cached_row_expand(dst, row, format->dtype, head_dim);
         return;
     }
-    tamis_unpack_row_c(dst, row, (const uint8_t *)row + format->scale_at, format);
+    tamis_unpack_row_avx2(dst, row, (const uint8_t *)row + format->scale_at, format);
     for (int64_t d = head_dim; d < round_up_16(head_dim); d++)
         dst[d] = 0.0f;
 }
 
-/* The codes of a key without its scale. */
+/* The codes of a key without its scale, zeros up to the next multiple of 16. */
 static void expand_codes(float *dst, const uint8_t *row, const tamis_row_format *format,
                          int64_t head_dim)
 {
-    if (format->dtype == TAMIS_DTYPE_F8_E4M3) {
-        tamis_widen_avx2(dst, row + format->coded_at, format->dtype, head_dim);
-        for (int64_t d = head_dim; d < round_up_16(head_dim); d++)
-            dst[d] = 0.0f;
-    } else {
-        cached_row_expand(dst, row, format->dtype, head_dim);
+    const uint8_t *codes = row + format->coded_at;
+    if (format->dtype != TAMIS_DTYPE_F8_E4M3) {
+        cached_row_expand(dst, codes, format->dtype, head_dim);
+        return;
+    }
+    for (int64_t d = 0; d < head_dim; d += TAMIS_LANES) {
+        uint8_t last[TAMIS_LANES] = {0};
+        const uint8_t *from = codes + d;
+        if (head_dim - d < TAMIS_LANES)
+            from = memcpy(last, from, (size_t)(head_dim - d));
+        v16_store(dst + d, e4m3_widen(from));
     }
 }
 
@@ -170,16 +175,15 @@ static void panel_scores(float *scores, int64_t score_stride, const float *panel
 }
 
 /*
- * Scores of 8 heads become p in place; m and l of the first `here` of them are stored. Running: they
- * go on from what m and l hold, shrink[0..7] is the factor of what was there, p is rounded.
+ * Scores of 8 heads become p in place; m and l of the first `here` of them are stored. Running:
+ * they go on from what m and l hold, shrink[0..7] is the factor of what was there, p is rounded.
  */
 static TAMIS_ALWAYS_INLINE void softmax_8(float *scores, int64_t score_stride, int64_t n_rows,
                                           float *m, float *l, int64_t here, bool is_running,
                                           float *shrink)
 {
     const __m256i lanes = first_lanes(here);
-    const __m256 before =
-        is_running ? _mm256_maskload_ps(m, lanes) : _mm256_set1_ps(-INFINITY);
+    const __m256 before = is_running ? _mm256_maskload_ps(m, lanes) : _mm256_set1_ps(-INFINITY);
     __m256 top = before, sum = _mm256_setzero_ps();
     for (int64_t j = 0; j < n_rows; j++)
         top = _mm256_max_ps(_mm256_loadu_ps(scores + j * score_stride), top); /* s > m ? s : m */
@@ -241,8 +245,8 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
 {
     const int64_t row_stride = round_up_16(head_dim) + TAMIS_LANES;
     const int64_t score_stride = round_up_16(n_heads) + TAMIS_LANES;
-    float *values = scratch;                                 /* [n_rows][row_stride] */
-    float *scores = scratch + TAMIS_ATTN_CHUNK * row_stride; /* [n_rows][score_stride] */
+    float *values = scratch;                                  /* [n_rows][row_stride] */
+    float *scores = scratch + TAMIS_ATTN_CHUNK * row_stride;  /* [n_rows][score_stride] */
     float *shrink = scores + TAMIS_ATTN_CHUNK * score_stride; /* [n_heads], up to 8 more */
     for (int64_t j = 0; j < n_rows; j++) {
         if (j + 2 < n_rows)
@@ -254,7 +258,8 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
                      n_rows, head_dim, scale);
     for (int64_t h = 0; h < n_heads; h += 8)
         if (is_running)
-            softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, true, shrink + h);
+            softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, true,
+                      shrink + h);
         else
             softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, false, NULL);
     for (int64_t d = 0; d < value_dim; d += TAMIS_LANES)

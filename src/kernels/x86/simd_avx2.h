@@ -105,13 +105,25 @@ static TAMIS_ALWAYS_INLINE __m256 bf16_widen_8(const uint8_t *p)
 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_8_words(p)), 16));
 }
-/* tamis_f32_to_bf16 and back; not for NaN. */
+/* tamis_f32_to_bf16 and back. The carry could make a number of a NaN, so its bits are put back. */
 static TAMIS_ALWAYS_INLINE __m256 bf16_round_8(__m256 x)
 {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32((int)0xffff0000u)));
+    const __m256i kept = _mm256_and_si256(up, _mm256_set1_epi32((int)0xffff0000u));
+    const __m256 nan = _mm256_and_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q),
+                                     _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)));
+    return _mm256_or_ps(_mm256_castsi256_ps(kept), nan);
+}
+static TAMIS_ALWAYS_INLINE v16 bf16_round(v16 v)
+{
+    return (v16){bf16_round_8(v.lo), bf16_round_8(v.hi)};
+}
+static TAMIS_ALWAYS_INLINE __m256 i8_widen_8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 static TAMIS_ALWAYS_INLINE v16 bf16_widen(const uint8_t *p)
 {

@@ -10,6 +10,8 @@
     X(linear_t)            \
     X(expand_row)          \
     X(index_score)         \
+    X(index_score_f4)      \
+    X(index_score_i8)      \
     X(scan_above)          \
     X(attn_chunk)          \
     X(widen)               \
@@ -27,7 +29,17 @@
     X(scale)               \
     X(add)                 \
     X(mix)                 \
-    X(all_finite)
+    X(all_finite)          \
+    X(round_bf16)          \
+    X(round_f8)            \
+    X(pack_row)            \
+    X(unpack_row)          \
+    X(quantize_i8)         \
+    X(quantize_i8_static)  \
+    X(quantize_f4)         \
+    X(linear_i8)           \
+    X(hadamard)            \
+    X(rmsnorm_bf16)
 /* clang-format on */
 
 #define TAMIS_KERNEL_DECLARE_AVX2(name) TAMIS_KERNEL_##name(tamis_##name##_avx2);

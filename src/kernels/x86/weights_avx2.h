@@ -11,7 +11,7 @@
 void tamis_expand_span_avx2(float *dst, const tamis_matrix *w, int64_t row, int64_t begin,
                             int64_t end);
 
-/* 16 decoded values from column c on, without the scale; not for F4. */
+/* 16 decoded values from column c on, without the scale; not for F4 and I4. */
 static TAMIS_ALWAYS_INLINE v16 decode_16(tamis_dtype dtype, const uint8_t *row, int64_t c)
 {
     switch (dtype) {
@@ -21,6 +21,8 @@ static TAMIS_ALWAYS_INLINE v16 decode_16(tamis_dtype dtype, const uint8_t *row, 
         return bf16_widen(row + 2 * c);
     case TAMIS_DTYPE_F16:
         return f16_widen(row + 2 * c);
+    case TAMIS_DTYPE_I8:
+        return (v16){i8_widen_8(row + c), i8_widen_8(row + c + 8)};
     default:
         return e4m3_widen(row + c);
     }
@@ -48,6 +50,8 @@ static TAMIS_ALWAYS_INLINE bool block_factor(__m256 *factor, tamis_dtype dtype,
 /* A tile that decodes in registers knows scales of FP8 and FP4 only, over whole groups of 16. */
 static inline bool weights_can_fuse(const tamis_matrix *w)
 {
+    if (w->dtype == TAMIS_DTYPE_I8 || w->dtype == TAMIS_DTYPE_I4)
+        return false;
     const bool low_bits = w->dtype == TAMIS_DTYPE_F8_E4M3 || w->dtype == TAMIS_DTYPE_F4_E2M1;
     return !w->scale || (low_bits && w->block_cols % TAMIS_LANES == 0);
 }
