@@ -11,7 +11,7 @@ json() { # KEY: its number in the one-line object on standard output
 }
 
 run tamis ppl -m $model --ids $data/golden-ids.txt --kv-cache-dtype f32 --json -q
-expect 0 out '{"nats_per_token": *, "bits_per_byte": *, "bytes": *, "perplexity": *, "tokens": 1023, "windows": 1, "window": 1024, "index_cache": "none"}
+expect 0 out '{"nats_per_token": *, "bits_per_byte": *, "bytes": *, "perplexity": *, "tokens": 1023, "windows": 1, "window": 1024, "index_cache": "none", "profile": "exact"}
 ' err ''
 expect_true "nats per token $(json nats_per_token), golden $mean_nll" \
     close_to "$(json nats_per_token)" $mean_nll 1e-4
@@ -26,7 +26,7 @@ run tamis ppl -m $model --ids "$work/ids" --kv-cache-dtype f32 --json -q
 expect 0 out '*"tokens": 200, "windows": 1, "window": 201, *'
 nats=$(json nats_per_token)
 run tamis ppl -m $model -f "$work/text" --kv-cache-dtype f32 --json -q
-expect 0 out '*"tokens": 200, "windows": 1, "window": 1024, "index_cache": "none"}*'
+expect 0 out '*"tokens": 200, "windows": 1, "window": 1024, "index_cache": "none", "profile": "exact"}*'
 expect_true "from text: $(json nats_per_token), from ids: $nats" [ "$(json nats_per_token)" = "$nats" ]
 expect_true "bytes $(json bytes)" [ "$(json bytes)" = "$(wc -c <"$work/text" | tr -d ' ')" ]
 expect_true 'bits per byte' close_to "$(json bits_per_byte)" \
@@ -60,6 +60,39 @@ expect 2 out '' err '*--window: longer than the context*'
 run tamis ppl -m $model -f "$work/text" --window 1
 expect 2 out '' err "*--window: value seen '1', allowed: an integer from 2*"
 
+# Several profiles in one run: each as it is alone, compared with the first one.
+run tamis ppl -m $model -f "$work/text" --profile official --json -q
+expect 0 out '{*"profile": "official"}
+'
+official=$(json nats_per_token)
+run tamis ppl -m $model -f "$work/text" --profile exact,official,exact --json -q
+expect 0 out '{"bytes": *, "tokens": 200, "windows": 1, *"profiles": [[]{"profile": "exact", "kv_cache_dtype": "bf16", *}, {"profile": "official", "kv_cache_dtype": "fp8", *}, {"profile": "exact", *, "same_argmax": 1.0, "mean_nll_difference": 0.0, "max_nll_difference": 0.0, "seconds": *}[]]}
+' err ''
+tr '{' '\n' <"$work/out" >"$work/runs"
+of_run() { # PROFILE KEY
+    sed -n "s/^\"profile\": \"$1\".*\"$2\": \([0-9.e-]*\).*/\1/p" "$work/runs" | head -n 1
+}
+expect_true "official alone $official, among others $(of_run official nats_per_token)" \
+    [ "$(of_run official nats_per_token)" = "$official" ]
+expect_true "nats differ by less than the mean difference of tokens" \
+    close_to "$official" "$(of_run exact nats_per_token)" "$(of_run official mean_nll_difference)"
+expect_true "mean difference $(of_run official mean_nll_difference) is below the largest" \
+    awk -v a="$(of_run official mean_nll_difference)" -v b="$(of_run official max_nll_difference)" \
+    'BEGIN { exit !(a > 0 && a < b) }'
+run tamis ppl -m $model -f "$work/text" --window 100 --profile exact,ascend
+expect 0 out 'profile   caches *tokens *same argmax *mean |d nll| *tok/s
+exact     bf16 * 200 * 100.00 % *0.000000 *0.000000 *
+ascend    bf16 * 200 * % *
+tokens         200 predicted, in 2 windows of 100
+' err '*profile exact*profile ascend*'
+# What one of them cannot run is refused before anything runs.
+run tamis ppl -m $model -f "$work/text" --profile exact,official --kv-cache-dtype bf16
+expect 2 out '' err 'tamis: error: ppl: --kv-cache-dtype: *kv_cache_dtype is BF16, allowed F8_E4M3 (profile official)
+*'
+echo 1 2 3 >"$work/few"
+run tamis ppl -m tests/golden/v32-fp8 --ids "$work/few" --profile exact,official
+expect 3 out '' err 'tamis: error: *index_head_dim is 40, must be a power of two (profile official*'
+
 # Without add_bos_token the first token of a window is given, not predicted.
 copy_model no_bos
 edit_model no_bos tokenizer_config.json 's/"add_bos_token": true/"add_bos_token": false/'
@@ -67,7 +100,7 @@ run tamis ppl -m "$work/no_bos" -f "$work/text" --window 100 --json -q
 expect 0 out '*"tokens": 198, "windows": 2, "window": 100, *'
 rm "$work/no_bos/tokenizer.json"
 run tamis ppl -m "$work/no_bos" --ids "$work/ids" --json -q
-expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 200, "windows": 1, "window": 201, "index_cache": "none"}
+expect 0 out '{"nats_per_token": *, "perplexity": *, "tokens": 200, "windows": 1, "window": 201, "index_cache": "none", "profile": "exact"}
 '
 run tamis ppl -m "$work/no_bos" -f "$work/text"
 expect 2 out '' err '*-f: the model folder has no tokenizer.json*'
