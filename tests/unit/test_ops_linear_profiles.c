@@ -201,6 +201,7 @@ static void draw(job_list *list, test_rng *rng, tamis_profile profile)
             test_rng_int(rng, 0, 3) ? n_tokens : test_rng_int(rng, 0, MAX_TOKENS));
         job->row_begin = test_rng_int(rng, 0, rows - 1);
         job->row_end = test_rng_int(rng, job->row_begin, rows);
+        job->x_stride = test_rng_int(rng, 0, 2) ? MAX_COLS : job->w->cols;
         job->y_stride = job->row_end - job->row_begin;
         job->keep_input = test_rng_int(rng, 0, 5) == 0;
         job->keep_output = test_rng_int(rng, 0, 3) == 0;
@@ -230,7 +231,8 @@ static bool is_same_input(const job_list *list, int a, int b)
     const bool same_form =
         is_f8 ? w->kind == WEIGHT_F8 || w->kind == WEIGHT_F4
               : v->kind == w->kind || (v->kind >= WEIGHT_I8_TOKEN && w->kind >= WEIGHT_I8_TOKEN);
-    return same_form && p->x == q->x && p->n_tokens == q->n_tokens && p->w->cols == q->w->cols &&
+    return same_form && p->x == q->x && p->x_stride == q->x_stride && p->n_tokens == q->n_tokens &&
+           p->w->cols == q->w->cols &&
            (v->kind != WEIGHT_I8_STATIC || (v->fixed.input_scale == w->fixed.input_scale &&
                                             v->fixed.input_offset == w->fixed.input_offset));
 }

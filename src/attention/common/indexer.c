@@ -168,8 +168,9 @@ static float f16_product(const tamis_kernels *kernels, float w, float scale)
     return w;
 }
 
-bool tamis_indexer_scale_weights(const tamis_indexer *indexer, const tamis_kernels *kernels,
-                                 tamis_indexer_dims dims, int64_t token)
+/* Profile exact: w_raw times one factor. */
+static bool scale_weights(const tamis_indexer *indexer, const tamis_kernels *kernels,
+                          tamis_indexer_dims dims, int64_t token)
 {
     const int64_t padded = tamis_round_up(dims.n_heads, TAMIS_LANES);
     const float factor = (1.0f / sqrtf((float)dims.head_dim)) * (1.0f / sqrtf((float)dims.n_heads));
@@ -205,7 +206,7 @@ bool tamis_indexer_prepare(const tamis_indexer *indexer, const tamis_exec *exec,
     const tamis_kernels *kernels = exec->kernels;
     const index_rules *rules = rules_of(exec->profile, indexer->family);
     if (exec->profile == TAMIS_PROFILE_EXACT)
-        return tamis_indexer_scale_weights(indexer, kernels, dims, token);
+        return scale_weights(indexer, kernels, dims, token);
     const int64_t n_values = (int64_t)dims.n_heads * dims.head_dim;
     const head_codes codes = codes_of(indexer, dims, key_format, token);
     float *q = indexer->q + token * n_values, *w = indexer->w + token * codes.n_padded;

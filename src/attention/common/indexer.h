@@ -55,18 +55,12 @@ void tamis_indexer_rotate_key(const tamis_kernels *kernels, tamis_profile profil
 /*
  * The token's queries after rotary embedding and its w_raw become what the scores need: w, and in
  * profiles other than exact the Hadamard rotation and codes of every head as the keys' format has
- * them - F4_E2M1: q_codes, q_scales; I8: q_codes; F8_E4M3: q, unscaled. The codes' scales that are
- * not in q_scales are in w. false: a NaN or infinity came out.
+ * them - F4_E2M1: q_codes, q_scales; I8: q_codes; F8_E4M3: q, unscaled. Scales of I8 and F8_E4M3
+ * are in w. Unused heads and lanes are zero. false: a NaN or infinity came out.
  */
 bool tamis_indexer_prepare(const tamis_indexer *indexer, const tamis_exec *exec,
                            tamis_indexer_dims dims, const tamis_row_format *key_format,
                            int64_t token);
-/*
- * What prepare does in profile exact: w = w_raw times one factor, head_dim^-0.5 n_heads^-0.5; zeros
- * in unused lanes. false: a NaN or infinity came out.
- */
-bool tamis_indexer_scale_weights(const tamis_indexer *indexer, const tamis_kernels *kernels,
-                                 tamis_indexer_dims dims, int64_t token);
 /*
  * Selects for every token of the step among its first visible[token] keys.
  * false: some token selects too few because scores are no numbers.
