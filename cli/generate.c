@@ -130,6 +130,18 @@ static bool is_utf8(const char *text)
     return string != NULL;
 }
 
+/* Why a folder's own drafter cannot draft. */
+static const char *no_mtp_text(const char *drafter)
+{
+    if (strcmp(drafter, "dspark") == 0)
+        return "the model folder has a DSpark drafter, which tamis does not run; allowed: none, "
+               "prompt-lookup";
+    if (strcmp(drafter, "rotated mtp") == 0)
+        return "the model folder is rotated (is_rot_used), and tamis does not run the MTP block of "
+               "such a folder; allowed: none, prompt-lookup";
+    return "the model folder has no MTP block; allowed: none, prompt-lookup";
+}
+
 static int check_options(const generation *g)
 {
     const cli_args *args = g->args;
@@ -143,11 +155,7 @@ static int check_options(const generation *g)
     if (cli_has(args, CLI_OPT_DRAFT_TOKENS) && g->engine.drafter == TAMIS_DRAFTER_NONE)
         return cli_refuse(args, CLI_OPT_DRAFT_TOKENS, "needs --draft mtp or --draft prompt-lookup");
     if (g->engine.drafter == TAMIS_DRAFTER_MTP && strcmp(g->engine.info->drafter, "mtp") != 0)
-        return cli_refuse(args, CLI_OPT_DRAFT,
-                          strcmp(g->engine.info->drafter, "dspark") == 0
-                              ? "the model folder has a DSpark drafter, which tamis does not run; "
-                                "allowed: none, prompt-lookup"
-                              : "the model folder has no MTP block; allowed: none, prompt-lookup");
+        return cli_refuse(args, CLI_OPT_DRAFT, no_mtp_text(g->engine.info->drafter));
     if (cli_has(args, CLI_OPT_JSON) && cli_has(args, CLI_OPT_PRINT_IDS))
         return cli_refuse(args, CLI_OPT_PRINT_IDS, "not together with --json, which has the ids");
     return CLI_EXIT_OK;

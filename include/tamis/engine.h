@@ -86,7 +86,8 @@ typedef struct tamis_model_info {
                                         changed that, so the model is not quite the vendor's */
     int32_t num_nextn_predict_layers; /* MTP blocks by config.json */
     const char *drafter; /* what the folder holds: "mtp" (can draft), "dspark" (another kind of
-                            drafter: listed, not run), "none" */
+                            drafter) and "rotated mtp" (a quantised folder with is_rot_used): listed,
+                            not run; "none" */
 } tamis_model_info;
 /** Strings live as long as the model. */
 TAMIS_API const tamis_model_info *tamis_model_get_info(const tamis_model *model);

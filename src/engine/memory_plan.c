@@ -69,6 +69,20 @@ static tamis_status check_ranges(const tamis_session_params *p, tamis_error *err
     return TAMIS_STATUS_OK;
 }
 
+/* What stands where an MTP block should. */
+static const char *other_drafter(tamis_mtp_kind kind)
+{
+    switch (kind) {
+    case TAMIS_MTP_DSPARK:
+        return "a DSpark drafter, which tamis does not run";
+    case TAMIS_MTP_ROTATED:
+        return "a rotated model (is_rot_used), whose MTP block needs a rotation that tamis does "
+               "not make";
+    default:
+        return "no MTP block";
+    }
+}
+
 static tamis_status check_mtp(const tamis_model *model, const tamis_session_params *p,
                               tamis_error *err)
 {
@@ -77,9 +91,7 @@ static tamis_status check_mtp(const tamis_model *model, const tamis_session_para
     return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
                       "session: mtp is true, but the folder has %s, allowed: a folder with an MTP "
                       "block (e_proj and h_proj, or eh_proj)",
-                      model->weights->mtp_kind == TAMIS_MTP_DSPARK
-                          ? "a DSpark drafter, which tamis does not run"
-                          : "no MTP block");
+                      other_drafter(model->weights->mtp_kind));
 }
 
 /* AUTO becomes what it stands for. */

@@ -10,7 +10,11 @@
 static const char *name_drafter(tamis_mtp_kind kind)
 {
     static const char *const names[] = {
-        [TAMIS_MTP_NONE] = "none", [TAMIS_MTP_BLOCK] = "mtp", [TAMIS_MTP_DSPARK] = "dspark"};
+        [TAMIS_MTP_NONE] = "none",
+        [TAMIS_MTP_BLOCK] = "mtp",
+        [TAMIS_MTP_DSPARK] = "dspark",
+        [TAMIS_MTP_ROTATED] = "rotated mtp",
+    };
     return names[kind];
 }
 

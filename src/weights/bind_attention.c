@@ -1,6 +1,7 @@
 #include "weights/bind_attention.h"
 
 #include "core/error.h"
+#include "weights/bind_quantised.h"
 
 /* ---------------------------------------------------------------- V4 */
 
@@ -80,6 +81,8 @@ tamis_status tamis_bind_sfa(tamis_binder *b, tamis_sfa_layer *layer)
     TAMIS_TRY(tamis_bind_matrix(b, &w->q_b_proj, TAMIS_WEIGHT_WQ_B, q_width, c->q_lora_rank));
     TAMIS_TRY(tamis_bind_matrix(b, &w->kv_a_proj, TAMIS_WEIGHT_KV_A_PROJ, c->kv_lora_rank + rope,
                                 c->hidden_size));
+    TAMIS_TRY(tamis_binder_expect_fused(b, tamis_binder_find(b, TAMIS_WEIGHT_WQ_A),
+                                        TAMIS_WEIGHT_KV_A_PROJ));
     TAMIS_TRY(tamis_bind_vector(b, &w->kv_a_norm, TAMIS_WEIGHT_KV_NORM, c->kv_lora_rank));
     TAMIS_TRY(
         tamis_bind_matrix(b, &w->kv_b_proj, TAMIS_WEIGHT_KV_B_PROJ, kv_width, c->kv_lora_rank));

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "kernels/kernels.h"
+#include "weights/bind_quantised.h"
 #include "weights/tensor_matrix.h"
 
 tamis_tensor *tamis_binder_find(const tamis_binder *b, tamis_weight weight)
@@ -52,7 +53,14 @@ tamis_status tamis_bind_matrix(tamis_binder *b, tamis_matrix *out, tamis_weight 
     tamis_tensor *tensor, *scale;
     const bool may_be_fp4 =
         weight >= TAMIS_WEIGHT_EXPERT_W1 && b->config->family == TAMIS_FAMILY_DEEPSEEK_V4;
+    tamis_quant_scheme scheme;
     TAMIS_TRY(tamis_binder_require(b, weight, &tensor));
+    TAMIS_TRY(tamis_binder_scheme(b, weight, tensor, &scheme));
+    if (scheme != TAMIS_SCHEME_FLOAT) {
+        tamis_binder_use(b, tensor);
+        return tamis_bind_quantised(b, out, tensor, scheme, rows, cols);
+    }
+    TAMIS_TRY(tamis_binder_refuse_undescribed(b, tensor, may_be_fp4));
     TAMIS_TRY(
         tamis_tensor_to_matrix(out, b->checkpoint, tensor, &scale, rows, cols, may_be_fp4, b->err));
     tamis_binder_use(b, tensor);
@@ -66,7 +74,9 @@ tamis_status tamis_bind_float_matrix(tamis_binder *b, tamis_matrix *out, tamis_w
 {
     tamis_tensor *tensor;
     const int64_t shape[] = {rows, cols};
+    tamis_quant_scheme scheme;
     TAMIS_TRY(tamis_binder_require(b, weight, &tensor));
+    TAMIS_TRY(tamis_binder_scheme(b, weight, tensor, &scheme)); /* FLOAT, or refused */
     TAMIS_TRY(tamis_tensor_check_float(b->checkpoint, tensor, 2, shape, b->err));
     *out = tamis_tensor_float_matrix(tensor, tensor->data, rows, cols);
     tamis_binder_use(b, tensor);

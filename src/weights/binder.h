@@ -34,7 +34,8 @@ tamis_status tamis_binder_refuse(const tamis_binder *b, tamis_weight weight, con
 /* A tensor used in place. */
 void tamis_binder_use(tamis_binder *b, tamis_tensor *tensor);
 
-/* A linear layer's weight: floats, or FP8 with its scales; FP4 only V4's experts. */
+/* A linear layer's weight: floats, FP8 with its scales, or as the folder's description says; FP4
+ * only V4's experts. */
 tamis_status tamis_bind_matrix(tamis_binder *b, tamis_matrix *out, tamis_weight weight,
                                int64_t rows, int64_t cols);
 /* A matrix that is never quantised: floats only. */

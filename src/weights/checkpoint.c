@@ -31,6 +31,7 @@ struct tamis_checkpoint {
     tamis_tensor *tensors;
     int32_t n_tensors, max_tensors;
     tamis_name_table table;
+    tamis_quant_description *description; /* NULL: none */
 };
 
 /* Doubles an array that is full. */
@@ -328,6 +329,7 @@ tamis_status tamis_checkpoint_open(tamis_checkpoint **out, const char *dir, tami
         goto fail;
     }
     TAMIS_TRY_GOTO(read_folder(c, err));
+    TAMIS_TRY_GOTO(tamis_quant_description_read(&c->description, dir, err));
     *out = c;
     return TAMIS_STATUS_OK;
 fail:
@@ -348,6 +350,7 @@ void tamis_checkpoint_close(tamis_checkpoint **checkpoint)
     tamis_mem_free(c->files);
     tamis_mem_free(c->tensors);
     tamis_name_table_close(&c->table);
+    tamis_quant_description_free(&c->description);
     tamis_mem_free(c->dir);
     tamis_mem_free(c);
     *checkpoint = NULL;
@@ -379,6 +382,11 @@ tamis_tensor *tamis_checkpoint_find(tamis_checkpoint *checkpoint, const char *na
 const char *tamis_checkpoint_dir(const tamis_checkpoint *checkpoint)
 {
     return checkpoint->dir;
+}
+
+const tamis_quant_description *tamis_checkpoint_description(const tamis_checkpoint *checkpoint)
+{
+    return checkpoint->description;
 }
 
 const char *tamis_checkpoint_file_name(const tamis_checkpoint *checkpoint, int32_t file_idx)

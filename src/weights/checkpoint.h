@@ -1,12 +1,13 @@
 /*
  * A folder's tensors: safetensors files mapped read-only, one table of names.
  *
- * model.safetensors.index.json with its shards, or model.safetensors; never any other file. Data
- * is used where it lies and may start at any byte.
+ * model.safetensors.index.json with its shards, or model.safetensors, and the description of a
+ * quantised folder; never any other file. Data is used where it lies and may start at any byte.
  */
 #ifndef TAMIS_WEIGHTS_CHECKPOINT_H
 #define TAMIS_WEIGHTS_CHECKPOINT_H
 
+#include "weights/quant_description.h"
 #include "weights/safetensors.h"
 
 typedef struct tamis_checkpoint tamis_checkpoint;
@@ -33,6 +34,8 @@ tamis_tensor *tamis_checkpoint_tensor(tamis_checkpoint *checkpoint, int32_t i);
 tamis_tensor *tamis_checkpoint_find(tamis_checkpoint *checkpoint, const char *name);
 /* The folder as given to open. */
 const char *tamis_checkpoint_dir(const tamis_checkpoint *checkpoint);
+/* NULL if the folder has none. */
+const tamis_quant_description *tamis_checkpoint_description(const tamis_checkpoint *checkpoint);
 const char *tamis_checkpoint_file_name(const tamis_checkpoint *checkpoint, int32_t file_idx);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/mem.h"
-#include "weights/names.h"
+#include "weights/quant_names.h"
 #include "weights/tensor_matrix.h"
 
 #define MAX_FORMAT_BYTES 48
@@ -28,10 +28,33 @@ struct tamis_inspect {
 
 /* ---------------------------------------------------------------- what a tensor is */
 
+/* By the folder's description; FLOAT for a scheme that binding has refused, or never looked at. */
+static tamis_quant_scheme scheme_of(const tamis_checkpoint *checkpoint, const tamis_tensor *tensor)
+{
+    const tamis_quant_description *d = tamis_checkpoint_description(checkpoint);
+    tamis_quant_scheme scheme = TAMIS_SCHEME_FLOAT;
+    if (d == NULL || tensor->dtype != TAMIS_DTYPE_I8 ||
+        tamis_quant_description_scheme(d, tensor->name, &scheme, NULL) != TAMIS_STATUS_OK)
+        return TAMIS_SCHEME_FLOAT;
+    return scheme;
+}
+
+/* The quantised weight beside which the tensor stands, or NULL. */
+static tamis_tensor *quantised_owner_of(tamis_checkpoint *checkpoint, const tamis_tensor *tensor)
+{
+    char name[TAMIS_NAME_BYTES];
+    tamis_tensor *owner =
+        tamis_companion_owner(name, tensor->name) ? tamis_checkpoint_find(checkpoint, name) : NULL;
+    return owner != NULL && scheme_of(checkpoint, owner) != TAMIS_SCHEME_FLOAT ? owner : NULL;
+}
+
 /* The weight that these scales belong to, or NULL. */
 static tamis_tensor *owner_of(tamis_checkpoint *checkpoint, const tamis_tensor *tensor)
 {
     char name[TAMIS_NAME_BYTES];
+    tamis_tensor *quantised = quantised_owner_of(checkpoint, tensor);
+    if (quantised != NULL)
+        return quantised;
     tamis_tensor *owner =
         tamis_scale_owner(name, tensor->name) ? tamis_checkpoint_find(checkpoint, name) : NULL;
     return owner != NULL && tamis_tensor_find_scale(checkpoint, owner) == tensor ? owner : NULL;
@@ -46,9 +69,14 @@ static bool is_fp4(const tamis_tensor *tensor, const tamis_tensor *scale)
 }
 
 static void name_format(char out[MAX_FORMAT_BYTES], const tamis_tensor *tensor,
-                        const tamis_tensor *scale)
+                        const tamis_tensor *scale, tamis_quant_scheme scheme)
 {
-    if (scale == NULL)
+    const bool is_int4 = scheme == TAMIS_SCHEME_W4A8_DYNAMIC;
+    if (scheme != TAMIS_SCHEME_FLOAT)
+        snprintf(out, MAX_FORMAT_BYTES, "%s, %s",
+                 tamis_dtype_name(is_int4 ? TAMIS_DTYPE_I4 : TAMIS_DTYPE_I8),
+                 tamis_quant_scheme_name(scheme));
+    else if (scale == NULL)
         snprintf(out, MAX_FORMAT_BYTES, "%s", tamis_dtype_name(tensor->dtype));
     else if (is_fp4(tensor, scale))
         snprintf(out, MAX_FORMAT_BYTES, "%s + %s per 1x32", tamis_dtype_name(TAMIS_DTYPE_F4_E2M1),
@@ -61,13 +89,14 @@ static void name_format(char out[MAX_FORMAT_BYTES], const tamis_tensor *tensor,
                  tamis_dtype_name(scale->dtype));
 }
 
-/* Wide integers are tables of ids (tid2eid), which no training moved. */
-static int64_t count_params(const tamis_tensor *tensor, const tamis_tensor *scale)
+/* Wide integers are tables of ids (tid2eid), which no training moved; I4 is stored two by two. */
+static int64_t count_params(const tamis_tensor *tensor, const tamis_tensor *scale,
+                            tamis_quant_scheme scheme)
 {
     if (tensor->dtype == TAMIS_DTYPE_I64 || tensor->dtype == TAMIS_DTYPE_I32)
         return 0;
     const int64_t n = (int64_t)(tensor->bytes * 8 / (uint64_t)tamis_dtype_bits(tensor->dtype));
-    return is_fp4(tensor, scale) ? 2 * n : n;
+    return scheme == TAMIS_SCHEME_W4A8_DYNAMIC || is_fp4(tensor, scale) ? 2 * n : n;
 }
 
 /* ---------------------------------------------------------------- rows */
@@ -119,8 +148,9 @@ static tamis_status add_tensor(tamis_inspect *inspect, tamis_checkpoint *checkpo
     tamis_tensor *owner = owner_of(checkpoint, tensor);
     tamis_tensor *weight = owner != NULL ? owner : tensor;
     tamis_tensor *scale = owner != NULL ? tensor : tamis_tensor_find_scale(checkpoint, tensor);
-    const int64_t n_params = owner != NULL ? 0 : count_params(tensor, scale);
-    name_format(format, weight, scale);
+    const tamis_quant_scheme scheme = scheme_of(checkpoint, weight);
+    const int64_t n_params = owner != NULL ? 0 : count_params(tensor, scale, scheme);
+    name_format(format, weight, scale, scheme);
     TAMIS_TRY(find_row(inspect, group_of(inspect, config, weight->name), format, weight->is_used,
                        &row, err));
     row->sum.n_tensors++;

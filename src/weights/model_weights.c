@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/mem.h"
 #include "weights/bind_attention.h"
+#include "weights/bind_quantised.h"
 #include "weights/left_over.h"
 #include "weights/tensor_matrix.h"
 
@@ -56,7 +57,15 @@ static tamis_status bind_expert(tamis_binder *b, tamis_expert_weights *out, tami
     const int64_t hidden = b->config->hidden_size;
     TAMIS_TRY(tamis_bind_matrix(b, &out->w1, first, width, hidden));
     TAMIS_TRY(tamis_bind_matrix(b, &out->w2, (tamis_weight)(first + 1), hidden, width));
-    return tamis_bind_matrix(b, &out->w3, (tamis_weight)(first + 2), width, hidden);
+    TAMIS_TRY(tamis_bind_matrix(b, &out->w3, (tamis_weight)(first + 2), width, hidden));
+    return tamis_binder_expect_fused(b, tamis_binder_find(b, first), (tamis_weight)(first + 2));
+}
+
+/* All routed experts of a layer run as one module. */
+static tamis_status expect_one_scheme(tamis_binder *b, const tamis_tensor *first)
+{
+    TAMIS_TRY(tamis_binder_expect_fused(b, first, TAMIS_WEIGHT_EXPERT_W1));
+    return tamis_binder_expect_fused(b, first, TAMIS_WEIGHT_EXPERT_W2);
 }
 
 /* All experts of a layer in two tensors, floats only. */
@@ -88,9 +97,13 @@ static tamis_status bind_routed_experts(tamis_binder *b, tamis_expert_weights *e
 {
     if (tamis_binder_find(b, TAMIS_WEIGHT_STACKED_GATE_UP) != NULL)
         return bind_stacked_experts(b, experts);
-    for (b->at.expert = 0; b->at.expert < b->config->n_routed_experts; b->at.expert++)
+    b->at.expert = 0;
+    const tamis_tensor *first = tamis_binder_find(b, TAMIS_WEIGHT_EXPERT_W1);
+    for (; b->at.expert < b->config->n_routed_experts; b->at.expert++) {
         TAMIS_TRY(bind_expert(b, &experts[b->at.expert], TAMIS_WEIGHT_EXPERT_W1,
                               b->config->moe_intermediate_size));
+        TAMIS_TRY(expect_one_scheme(b, first));
+    }
     return TAMIS_STATUS_OK;
 }
 
@@ -171,6 +184,13 @@ static tamis_weight_place mtp_place(const tamis_model_config *config)
     return (tamis_weight_place){.layer = config->num_hidden_layers, .is_mtp = true};
 }
 
+/* The hidden state of a rotated model would have to be turned back before the block reads it. */
+static bool is_rotated(const tamis_binder *b)
+{
+    const tamis_quant_description *d = tamis_checkpoint_description(b->checkpoint);
+    return d != NULL && tamis_quant_description_is_rotated(d);
+}
+
 /* One tensor is enough to make a block, which then has to be complete. */
 static tamis_mtp_kind find_mtp(const tamis_binder *binder)
 {
@@ -182,7 +202,7 @@ static tamis_mtp_kind find_mtp(const tamis_binder *binder)
         const tamis_tensor_place place =
             tamis_tensor_place_of(b.config, tamis_checkpoint_tensor(b.checkpoint, i)->name);
         if (place.layer == b.at.layer && place.group == TAMIS_GROUP_MTP)
-            return TAMIS_MTP_BLOCK;
+            return is_rotated(&b) ? TAMIS_MTP_ROTATED : TAMIS_MTP_BLOCK;
     }
     return TAMIS_MTP_NONE;
 }

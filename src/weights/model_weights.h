@@ -59,7 +59,8 @@ typedef struct tamis_mtp_weights {
 typedef enum tamis_mtp_kind {
     TAMIS_MTP_NONE = 0,
     TAMIS_MTP_BLOCK,
-    TAMIS_MTP_DSPARK /* V4: another kind of drafter under the same names (mtp.0.main_proj) */
+    TAMIS_MTP_DSPARK, /* V4: another kind of drafter under the same names (mtp.0.main_proj) */
+    TAMIS_MTP_ROTATED /* a block that needs a rotation which tamis does not make (is_rot_used) */
 } tamis_mtp_kind;
 
 typedef struct tamis_model_weights {

@@ -5,6 +5,9 @@
 #include "core/error.h"
 #include "core/size.h"
 
+/* 65535 x 128 x 128 and a bias of 2^30 stay within 32 bits. */
+#define MAX_INTEGER_COLS 65535
+
 tamis_status tamis_check_ranges(const char *object, const tamis_field_range *fields, size_t n,
                                 tamis_error *err)
 {
@@ -69,6 +72,67 @@ static tamis_status check_scale(const char *name, const tamis_matrix *w, tamis_e
                         tamis_ceil_div(w->rows, w->block_rows), err);
 }
 
+static bool is_aligned(const void *pointer)
+{
+    return (uintptr_t)pointer % sizeof(float) == 0;
+}
+
+/* Integer sums meet an array of f32, one for every row. */
+static tamis_status check_row_scales(const char *name, const tamis_matrix *w, tamis_error *err)
+{
+    if (w->scale == NULL || w->scale_dtype != TAMIS_DTYPE_F32 || w->block_rows != 1 ||
+        w->block_cols < w->cols || w->scale_row_bytes != sizeof(float) || !is_aligned(w->scale))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: %s is %s with %s scales in blocks of %dx%d, %lld bytes apart, "
+                          "allowed: an aligned array of F32, one per row (1x%lld)",
+                          name, tamis_dtype_name(w->dtype),
+                          w->scale == NULL ? "no" : tamis_dtype_name(w->scale_dtype), w->block_rows,
+                          w->block_cols, (long long)w->scale_row_bytes, (long long)w->cols);
+    if (w->cols > MAX_INTEGER_COLS)
+        return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
+                          "layer: %s is %s with %lld columns, allowed: up to %d, so that integer "
+                          "sums fit",
+                          name, tamis_dtype_name(w->dtype), (long long)w->cols, MAX_INTEGER_COLS);
+    return TAMIS_STATUS_OK;
+}
+
+/* The bias itself is not read: it would be for every call. */
+static tamis_status check_fixed_input(const char *name, const tamis_matrix *w, tamis_error *err)
+{
+    const tamis_static_quant *input = w->input;
+    if (input == NULL)
+        return TAMIS_STATUS_OK;
+    if (w->dtype != TAMIS_DTYPE_I8)
+        return tamis_fail(err, TAMIS_STATUS_UNSUPPORTED,
+                          "layer: %s is %s with a fixed input scale, allowed: I8", name,
+                          tamis_dtype_name(w->dtype));
+    if (!(input->input_scale > 0) || !isfinite(input->input_scale))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: %s has input_scale %g, allowed: above 0 and finite", name,
+                          (double)input->input_scale);
+    if (!(input->input_offset >= -128 && input->input_offset <= 127) ||
+        input->input_offset != rintf(input->input_offset))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "layer: %s has input_offset %g, allowed: an integer in -128..127", name,
+                          (double)input->input_offset);
+    if (input->deq_scale != NULL && input->quant_bias != NULL && is_aligned(input->deq_scale) &&
+        is_aligned(input->quant_bias))
+        return TAMIS_STATUS_OK;
+    return tamis_fail(
+        err, TAMIS_STATUS_INVALID,
+        "layer: %s has deq_scale %p and quant_bias %p, allowed: aligned arrays of one "
+        "per row",
+        name, (const void *)input->deq_scale, (const void *)input->quant_bias);
+}
+
+static tamis_status check_integers(const char *name, const tamis_matrix *w, tamis_error *err)
+{
+    if (w->dtype != TAMIS_DTYPE_I8 && w->dtype != TAMIS_DTYPE_I4)
+        return TAMIS_STATUS_OK;
+    TAMIS_TRY(check_row_scales(name, w, err));
+    return check_fixed_input(name, w, err);
+}
+
 tamis_status tamis_check_matrix(const char *name, const tamis_matrix *w, int64_t rows, int64_t cols,
                                 tamis_error *err)
 {
@@ -83,9 +147,10 @@ tamis_status tamis_check_matrix(const char *name, const tamis_matrix *w, int64_t
                           "layer: %s is %s, allowed F32, BF16, F16, F8_E4M3, F4_E2M1, I8, I4", name,
                           tamis_dtype_name(w->dtype));
     const int bits = w->dtype == TAMIS_DTYPE_I4 ? 8 : tamis_dtype_bits(w->dtype);
-    TAMIS_TRY(check_stride(name, "row_bytes", w->row_bytes, tamis_ceil_div(cols * bits, 8), rows,
-                           err));
-    return check_scale(name, w, err);
+    TAMIS_TRY(
+        check_stride(name, "row_bytes", w->row_bytes, tamis_ceil_div(cols * bits, 8), rows, err));
+    TAMIS_TRY(check_scale(name, w, err));
+    return check_integers(name, w, err);
 }
 
 tamis_status tamis_check_vector(const char *name, const float *vector, tamis_error *err)
