@@ -284,7 +284,8 @@ typedef struct tamis_work_view {
 typedef struct tamis_layer_plan_view {
     int32_t compress_ratio;       /* V4: 0, 4, 128; V3.2, GLM: 1, every token is a row */
     const int32_t *visible_rows;  /* [num_tokens] compressed rows (V3.2, GLM: tokens) it may see */
-    const int32_t *list_len;      /* [num_tokens] rows it attends to: window + visible or selected */
+    const int32_t *list_len;      /* [num_tokens] rows it attends to: window + visible or selected;
+                                     V4 official: the window counts as sliding_window places */
     int32_t num_closed_rows;      /* compressed rows that the step completes; V3.2, GLM: 0 */
     const int32_t *closed_req;    /* [num_closed_rows] their requests */
     const int32_t *closed_row;    /* [num_closed_rows] their numbers within the sequences */

@@ -16,8 +16,19 @@
  * A complete program: examples/dsa_attention.c. Types shared with the other back end:
  * tamis/attention.h.
  *
+ * Whose arithmetic a layer has is the profile its caches were opened with (tamis_cache_params):
+ *
+ *   exact     nothing is rounded but cache rows
+ *   official  the vendor's rounding points: BF16 after every stage, FP8 inputs of FP8 and FP4
+ *             weights, FP8 rows, Hadamard and FP4 in the indexer, best rows first; no integer weights
+ *   ascend    vllm-ascend's: integer products of I8 and I4 weights, FP8 inputs of FP8 and FP4 ones,
+ *             int8 in the indexer, BF16 after every stage
+ *
+ * docs/numerics-profiles.md has every point. In official and ascend x must hold BF16 values (in f32
+ * memory; that is not checked, others give results that are nobody's), and out holds such values.
+ *
  * Results are the same bits for any cut of a prompt into steps, any batch, any number of threads,
- * any physical blocks and any CPU level (docs/numerics.md).
+ * any physical blocks and any CPU level (docs/numerics.md), in every profile.
  */
 #ifndef TAMIS_DSA_H
 #define TAMIS_DSA_H
@@ -86,13 +97,18 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_layer_check(const tamis_dsa_la
 
 typedef struct tamis_dsa_caches tamis_dsa_caches;
 
-/** errors: INVALID, LIMIT (overflow) */
+/**
+ * errors: INVALID, LIMIT (overflow), UNSUPPORTED (a kv_cache_dtype that the profile has not; in
+ * official and ascend an index_head_dim that is no power of two: the Hadamard rotation needs one)
+ */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_measure(const tamis_dsa_config *layers,
                                                                  int32_t n_layers,
                                                                  const tamis_cache_params *params,
                                                                  tamis_cache_bytes *out,
                                                                  tamis_error *err);
-/** Allocate the caches of n_layers layers, zeroed. `layers` is copied. */
+/**
+ * Allocate the caches of n_layers layers, zeroed. `layers` is copied. errors: as measure, NO_MEMORY
+ */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_caches_open(tamis_dsa_caches **out,
                                                               const tamis_dsa_config *layers,
                                                               int32_t n_layers,
@@ -126,10 +142,10 @@ TAMIS_API int32_t tamis_dsa_caches_rollback_floor(const tamis_dsa_caches *caches
 typedef struct tamis_dsa_plan tamis_dsa_plan;
 
 /**
- * Bytes a plan takes for these layers and cache parameters (block_tokens, profile, kv_cache_dtype), its
- * workspace included, if the caches have num_slots as many as max_num_seqs. Not in them, as the caches are not known here: 8 for each of the caches'
- * num_blocks and 4 for each slot beyond, which tamis_dsa_plan_open takes on top; whoever needs the
- * exact sum adds them.
+ * Bytes a plan takes for these layers and cache parameters (block_tokens, profile, kv_cache_dtype),
+ * its workspace included, if the caches have num_slots as many as max_num_seqs. Not in them, as the
+ * caches are not known here: 8 for each of the caches' num_blocks and 4 for each slot beyond, which
+ * tamis_dsa_plan_open takes on top; whoever needs the exact sum adds them.
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_dsa_plan_measure(const tamis_dsa_config *layers,
                                                                int32_t n_layers,
@@ -181,8 +197,9 @@ TAMIS_API tamis_layer_plan_view tamis_dsa_plan_layer(const tamis_dsa_plan *plan,
  * threads  plan, caches and team belong to one caller at a time
  * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
  *          caches were opened for, no team or one of another size, caches of another plan,
- *          out that overlaps x. STATE: no step is planned (nothing was built yet, or the latest
- *          build was refused); a step of no tokens is one.
+ *          out that overlaps x. UNSUPPORTED, likewise: a weight in a format that the caches' profile
+ *          does not run (official: I8, I4). STATE: no step is planned (nothing was built yet, or the
+ *          latest build was refused); a step of no tokens is one.
  *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input); the outputs
  *          are not to be used, and the ring slots of this step's requests are spoilt: clear them
  *          (tamis_dsa_caches_clear_slot) and start the sequences again

@@ -1,5 +1,6 @@
 #include "attention/common/compressor.h"
 #include "attention/common/layer_checks.h"
+#include "attention/common/profile_checks.h"
 #include "attention/dsa/caches.h"
 #include "core/error.h"
 
@@ -94,17 +95,6 @@ tamis_status tamis_dsa_layer_check(const tamis_dsa_layer *layer, tamis_error *er
     return check_compressor("index_compressor", &w->index_compressor, c, c->index_head_dim, err);
 }
 
-/* The vendor has no integer weights; a rounding of their inputs would be invented. */
-static tamis_status check_official(const char *name, const tamis_matrix *w, tamis_error *err)
-{
-    if (w->dtype != TAMIS_DTYPE_I8 && w->dtype != TAMIS_DTYPE_I4)
-        return TAMIS_STATUS_OK;
-    return tamis_fail(
-        err, TAMIS_STATUS_UNSUPPORTED,
-        "layer: %s is %s, allowed F32, BF16, F16, F8_E4M3, F4_E2M1 (profile official)", name,
-        tamis_dtype_name(w->dtype));
-}
-
 tamis_status tamis_dsa_profile_check(const tamis_dsa_layer *layer, tamis_profile profile,
                                      tamis_error *err)
 {
@@ -127,9 +117,9 @@ tamis_status tamis_dsa_profile_check(const tamis_dsa_layer *layer, tamis_profile
         {"index_compressor", &w->index_compressor.wkv, tamis_dsa_has_indexer(c)},
         {"index_compressor", &w->index_compressor.wgate, tamis_dsa_has_indexer(c)},
     };
-    for (size_t i = 0; profile == TAMIS_PROFILE_OFFICIAL && i < sizeof matrices / sizeof *matrices;
-         i++)
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
         if (matrices[i].is_there)
-            TAMIS_TRY(check_official(matrices[i].name, matrices[i].matrix, err));
+            TAMIS_TRY(tamis_check_profile_matrix("layer", matrices[i].name, matrices[i].matrix,
+                                                 profile, err));
     return TAMIS_STATUS_OK;
 }
