@@ -52,8 +52,10 @@ static unsigned attention_kind(const tamis_model_config *config, int32_t layer)
 
 static unsigned layer_kinds(const tamis_model_config *config, int32_t layer)
 {
+    const unsigned experts =
+        config->family == TAMIS_FAMILY_DEEPSEEK_V4 ? TAMIS_AT_EXPERTS_V4 : TAMIS_AT_EXPERTS_LATENT;
     return attention_kind(config, layer) |
-           (config->is_dense_layer[layer] ? TAMIS_AT_DENSE : TAMIS_AT_EXPERTS);
+           (config->is_dense_layer[layer] ? TAMIS_AT_DENSE : experts);
 }
 
 /* Kinds that the folder has. */
@@ -87,11 +89,15 @@ static bool is_integer(const tamis_matrix *w)
     return w->dtype == TAMIS_DTYPE_I8 || w->dtype == TAMIS_DTYPE_I4;
 }
 
+/* Integers by the name that quant_model_description.json has for them. */
 static void name_format(char *text, size_t size, const tamis_matrix *w)
 {
     const char *dtype = tamis_dtype_name(w->dtype);
     if (is_integer(w))
-        snprintf(text, size, "%s %s", dtype, w->input != NULL ? "static" : "dynamic");
+        snprintf(text, size, "%s, %s", dtype,
+                 w->input != NULL             ? "W8A8"
+                 : w->dtype == TAMIS_DTYPE_I4 ? "W4A8_DYNAMIC"
+                                              : "W8A8_DYNAMIC");
     else if (w->scale == NULL)
         snprintf(text, size, "%s", dtype);
     else

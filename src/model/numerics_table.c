@@ -51,6 +51,7 @@ const tamis_stage_rule tamis_stage_rules[] = {
     /* V4 attention */
     {TAMIS_AT_V4, "streams", LAYER(hc_attn.fn), {"coefficients, Sinkhorn, mixing f32"}, 0, {"f32", "bf16 after collapse, expansion"}, NO_ROWS, "ordered", MODEL_SOURCE("Block")},
     {TAMIS_AT_V4, "attn_norm, ffn_norm", NO_WEIGHTS, {"f32"}, 0, BF16, NO_ROWS, "ordered", MODEL_SOURCE("RMSNorm")},
+    {TAMIS_AT_V4, "rotary frequencies", NO_WEIGHTS, {"double, rounded once", "f32 at every step"}, 0, F32, NO_ROWS, "ordered", V4_SOURCE("precompute_freqs_cis")},
     {TAMIS_AT_V4, "Q1 wq_a", LAYER(dsa.weights.wq_a), BY_WEIGHTS, 0, BF16, NO_ROWS, NULL, V4_SOURCE("Attention")},
     {TAMIS_AT_V4, "Q2 q_norm", NO_WEIGHTS, {"f32"}, 0, {"f32", "bf16", "bf16; f32 before an I8 dynamic wq_b"}, NO_ROWS, "ordered", V4_SOURCE("RMSNorm")},
     {TAMIS_AT_V4, "Q3 wq_b", LAYER(dsa.weights.wq_b), BY_WEIGHTS, 0, BF16, NO_ROWS, NULL, V4_SOURCE("Attention")},
@@ -94,8 +95,10 @@ const tamis_stage_rule tamis_stage_rules[] = {
     /* experts, dense layers */
     {TAMIS_AT_EXPERTS, "router", LAYER(moe.gate), {"as it is"}, 0, F32, NO_ROWS, "ordered", MODEL_SOURCE("Gate")},
     {TAMIS_AT_EXPERTS, "expert w1, w3", EXPERT(w1), BY_WEIGHTS, 0, BF16, NO_ROWS, NULL, MODEL_SOURCE("Expert")},
-    {TAMIS_AT_EXPERTS, "expert silu, product", NO_WEIGHTS, {"f32", "f32, V4: times the routing weight", "f32"}, 0, BF16, NO_ROWS, "ordered", MODEL_SOURCE("Expert")},
-    {TAMIS_AT_EXPERTS, "expert w2", EXPERT(w2), BY_WEIGHTS, 0, {"f32, times the routing weight", "bf16, V3.2, GLM: times the routing weight f32", "bf16, times the routing weight f32"}, NO_ROWS, NULL, MODEL_SOURCE("Expert")},
+    {TAMIS_AT_EXPERTS_V4, "expert silu, product", NO_WEIGHTS, {"f32, clamped", "f32, clamped, times the routing weight", "f32, clamped"}, 0, BF16, NO_ROWS, "ordered", MODEL_SOURCE("Expert")},
+    {TAMIS_AT_EXPERTS_V4, "expert w2", EXPERT(w2), BY_WEIGHTS, 0, {"f32, times the routing weight", "bf16", "bf16, times the routing weight f32"}, NO_ROWS, NULL, MODEL_SOURCE("Expert")},
+    {TAMIS_AT_EXPERTS_LATENT, "expert silu, product", NO_WEIGHTS, {"f32"}, 0, BF16, NO_ROWS, "ordered", MODEL_SOURCE("Expert")},
+    {TAMIS_AT_EXPERTS_LATENT, "expert w2", EXPERT(w2), BY_WEIGHTS, 0, {"f32, times the routing weight", "bf16, times the routing weight f32"}, NO_ROWS, NULL, MODEL_SOURCE("Expert")},
     {TAMIS_AT_EXPERTS, "shared expert w1, w3", LAYER(moe.shared.w1), BY_WEIGHTS, 0, BF16, NO_ROWS, NULL, MODEL_SOURCE("Expert")},
     {TAMIS_AT_EXPERTS, "shared expert w2", LAYER(moe.shared.w2), BY_WEIGHTS, 0, BF16, NO_ROWS, NULL, MODEL_SOURCE("Expert")},
     {TAMIS_AT_EXPERTS, "sum of experts", NO_WEIGHTS, {"f32, ascending, then + shared"}, 0, BF16, NO_ROWS, "ordered", MODEL_SOURCE("MoE")},

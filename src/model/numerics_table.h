@@ -22,11 +22,13 @@ enum {
     TAMIS_AT_FULL = 1 << 5, /* V3.2, GLM: an indexer of its own */
     TAMIS_AT_SHARED = 1 << 6,
     TAMIS_AT_ALL = 1 << 7, /* no selection */
-    TAMIS_AT_EXPERTS = 1 << 8,
-    TAMIS_AT_DENSE = 1 << 9,
-    TAMIS_AT_MTP = 1 << 10,
+    TAMIS_AT_EXPERTS_V4 = 1 << 8,
+    TAMIS_AT_EXPERTS_LATENT = 1 << 9,
+    TAMIS_AT_DENSE = 1 << 10,
+    TAMIS_AT_MTP = 1 << 11,
     TAMIS_AT_V4 = TAMIS_AT_WINDOW | TAMIS_AT_C4 | TAMIS_AT_C4_SHARED | TAMIS_AT_C128,
-    TAMIS_AT_LATENT = TAMIS_AT_FULL | TAMIS_AT_SHARED | TAMIS_AT_ALL
+    TAMIS_AT_LATENT = TAMIS_AT_FULL | TAMIS_AT_SHARED | TAMIS_AT_ALL,
+    TAMIS_AT_EXPERTS = TAMIS_AT_EXPERTS_V4 | TAMIS_AT_EXPERTS_LATENT
 };
 
 /* What the offset of a stage's weights counts from. */
