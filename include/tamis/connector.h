@@ -113,15 +113,25 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_seq_expect(tamis_session *session,
  *
  * Rows of one block or slot are contiguous. A row in blocks belongs to tokens_per_row tokens and
  * exists as soon as the last of them does.
+ *
+ * How a row is coded follows from the model's profile and kv_cache_dtype, and is in `format`: floats,
+ * or groups of FP8, FP4 or int8 codes with their scales and a BF16 part. Both sides of a connector
+ * with equal formats move row_bytes bytes as they are. A row that comes in another layout, or planar
+ * from another engine's page, is brought into this one by tamis_rows_convert (tamis/rows.h), with
+ *
+ *     tamis_rows rows = {.format = view.format, .data = block's or slot's first row,
+ *                        .row_stride = view.row_bytes};
+ *
+ * which gives equal bits where both hold the same codes and scales, and rounds again where not.
  */
 typedef struct tamis_cache_view {
     const char *name; /* V4: "window", "state", "index_state" (rings), "ckv", "index_key"; V3.2,
                          GLM: "latent", "index_key" */
     bool is_ring;
-    tamis_row_format format; /* how a row is coded */
+    tamis_row_format format; /* of a row; compressor states ("state") are F32 in every profile */
     int32_t rows; /* of a block, or of the ring */
     int32_t tokens_per_row;
-    int64_t row_bytes;
+    int64_t row_bytes; /* format.row_bytes: rows lie side by side */
     uint8_t *base;
     int64_t stride;
     int32_t align, lead; /* ring: see tamis_cache_ring_first */
