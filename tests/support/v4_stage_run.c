@@ -10,10 +10,23 @@
 #include <string.h>
 
 #include "attention/dsa/plan.h"
-#include "support/engine_run.h"
 #include "support/rig_parts.h"
 
 enum { BLOCK_TOKENS = 128 };
+
+test_engine v4_engine_open(const char *dir, tamis_profile profile, tamis_dtype kv_cache_dtype,
+                           int32_t max_len)
+{
+    const tamis_session_params params = test_session_params(kv_cache_dtype, max_len);
+    tamis_model_params model = tamis_model_params_default();
+    test_engine engine = {.owns_model = true};
+    tamis_error err;
+    model.profile = profile;
+    test_must(tamis_model_open_with(&engine.model, dir, &model, &err), &err, dir);
+    engine.info = tamis_model_get_info(engine.model);
+    test_must(tamis_session_open(&engine.session, engine.model, &params, &err), &err, "session");
+    return engine;
+}
 
 v4_folder v4_folder_open(const char *dir, tamis_profile profile)
 {

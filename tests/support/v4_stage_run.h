@@ -6,9 +6,13 @@
 #ifndef TAMIS_TEST_V4_STAGE_RUN_H
 #define TAMIS_TEST_V4_STAGE_RUN_H
 
-#include "config/model_config.h"
+#include "support/engine_run.h"
 #include "tamis/dsa.h"
 #include "weights/model_weights.h"
+
+/* test_engine_open in a profile, with one sequence of at most max_len tokens. */
+test_engine v4_engine_open(const char *dir, tamis_profile profile, tamis_dtype kv_cache_dtype,
+                           int32_t max_len);
 
 /* A folder's weights, without an engine around them. */
 typedef struct v4_folder {

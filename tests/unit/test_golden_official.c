@@ -398,14 +398,7 @@ static void experts_agree_with_the_vendor(void **state)
 static double mean_difference(const fixture *f, tamis_profile profile, int32_t chunk,
                               const char *what)
 {
-    tamis_model_params model = tamis_model_params_default();
-    model.profile = profile;
-    const tamis_session_params params = test_session_params(TAMIS_DTYPE_AUTO, (int32_t)f->n);
-    test_engine engine = {.owns_model = true};
-    tamis_error err;
-    test_must(tamis_model_open_with(&engine.model, DIR, &model, &err), &err, DIR);
-    engine.info = tamis_model_get_info(engine.model);
-    test_must(tamis_session_open(&engine.session, engine.model, &params, &err), &err, "session");
+    test_engine engine = v4_engine_open(DIR, profile, TAMIS_DTYPE_AUTO, (int32_t)f->n);
     const float *golden = test_golden_f32(f->golden, "logits", NULL);
     float *logits = test_logits_of(&engine, f->ids, (int32_t)f->n, chunk);
     const int64_t n = f->n * engine.info->vocab_size;
