@@ -6,7 +6,10 @@
 
 #include "support/rig_parts.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "kernels/kernels.h"
 
 void *test_take(int64_t n, size_t size)
 {
@@ -114,12 +117,12 @@ double *test_widened(const float *x, int64_t n)
 
 static void fill_row(const tamis_cache *cache, uint8_t *row, float value)
 {
-    const uint16_t high = bf16_of(value);
-    for (int32_t i = 0; i < cache->desc.format.num_values; i++)
-        if (cache->desc.format.dtype == TAMIS_DTYPE_F32)
-            memcpy(row + 4 * i, &value, sizeof value);
-        else
-            memcpy(row + 2 * i, &high, sizeof high);
+    const tamis_row_format *format = &cache->desc.format;
+    float *values = test_take(format->num_values, sizeof *values);
+    for (int32_t i = 0; i < format->num_values; i++)
+        values[i] = value;
+    tamis_kernels_current()->pack_row(row, row + format->scale_at, format, values);
+    free(values);
 }
 
 void test_store_fill(const tamis_cache_store *store, float value)
@@ -138,15 +141,8 @@ void test_store_fill(const tamis_cache_store *store, float value)
 
 float *test_cache_row(const tamis_cache *cache, const void *row)
 {
-    const uint8_t *bytes = row;
-    float *out = test_take(cache->desc.format.num_values, sizeof *out);
-    for (int32_t i = 0; i < cache->desc.format.num_values; i++) {
-        uint32_t bits = 0;
-        if (cache->desc.format.dtype == TAMIS_DTYPE_F32)
-            memcpy(&bits, bytes + 4 * i, 4);
-        else
-            bits = ((uint32_t)bytes[2 * i] | (uint32_t)bytes[2 * i + 1] << 8) << 16;
-        memcpy(&out[i], &bits, sizeof bits);
-    }
+    const tamis_row_format *format = &cache->desc.format;
+    float *out = test_take(format->num_values, sizeof *out);
+    tamis_kernels_current()->unpack_row(out, row, (const uint8_t *)row + format->scale_at, format);
     return out;
 }

@@ -5,10 +5,9 @@
 #include "tamis/base.h"
 
 /*
- * A matrix that a linear layer reads, its shape and strides already checked. Profile official has
- * no integer weights; ascend multiplies them as integers, for which they must be as kernel
- * linear_i8 reads them: one F32 scale per row side by side, or a static quantisation in range.
- * errors: UNSUPPORTED, INVALID "<object>: <name> is ...": the value seen and allowed
+ * A matrix that a linear layer reads, already checked by itself (layer_checks.h). Profile official
+ * has no integer weights: a rounding of their inputs would be invented.
+ * errors: UNSUPPORTED "<object>: <name> is I8, allowed ... (profile official)"
  */
 tamis_status tamis_check_profile_matrix(const char *object, const char *name, const tamis_matrix *w,
                                         tamis_profile profile, tamis_error *err);

@@ -122,7 +122,7 @@ tamis_status tamis_sfa_preprocess(const tamis_sfa_layer *layer, int32_t layer_id
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
     tamis_sfa_project_inputs(&call, x);
     tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
-    tamis_sfa_store_rows(&call);
+    tamis_sfa_store_rows(&call, x);
     tamis_sfa_book(&call, TAMIS_STAGE_ROWS, &clock);
     tamis_sfa_project_queries(&call);
     tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);

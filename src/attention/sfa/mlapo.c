@@ -168,7 +168,7 @@ tamis_status tamis_mlapo_preprocess(const tamis_mlapo *mlapo, const tamis_sfa_la
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
     project_inputs(&call, x);
     tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
-    tamis_sfa_store_rows(&call);
+    tamis_sfa_store_rows(&call, x);
     tamis_sfa_book(&call, TAMIS_STAGE_ROWS, &clock);
     project_queries(&call);
     tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);

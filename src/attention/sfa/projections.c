@@ -110,6 +110,10 @@ void tamis_sfa_project_output(const tamis_sfa_call *call, float *out)
                                          .keep_input = true};
     }
     tamis_linear_run(&call->exec, ws->jobs, c->num_heads);
+    if (call->weights->o_proj.input != NULL) /* its int8 codes would hide a NaN */
+        tamis_sfa_report(call, call->exec.kernels->all_finite(ws->heads, call->plan->step.n_tokens *
+                                                                             (int64_t)c->num_heads *
+                                                                             c->v_head_dim));
     const tamis_linear_job job = project(call, &call->weights->o_proj, ws->heads, out);
     tamis_linear_run(&call->exec, &job, 1);
 }

@@ -144,13 +144,29 @@ static void store_index_key(const tamis_sfa_call *call, int32_t token)
     store(call, call->index_key, key, token);
 }
 
+typedef struct store_pass {
+    const tamis_sfa_call *call;
+    const float *x;
+} store_pass;
+
+/* Static int8 codes are numbers whatever x is: what they hide is looked for in x itself. */
+static void check_input(const store_pass *pass, int64_t token)
+{
+    const int64_t hidden = pass->call->config->hidden_size;
+    if (pass->call->exec.profile == TAMIS_PROFILE_ASCEND)
+        tamis_sfa_report(pass->call,
+                         pass->call->exec.kernels->all_finite(pass->x + token * hidden, hidden));
+}
+
 static void store_thread(void *arg, int thread_idx, int n_threads)
 {
-    const tamis_sfa_call *call = arg;
+    const store_pass *pass = arg;
+    const tamis_sfa_call *call = pass->call;
     float *scratch = tamis_exec_scratch(&call->exec, thread_idx);
     int64_t begin, end;
     tamis_team_range(call->plan->step.n_tokens, 1, thread_idx, n_threads, &begin, &end);
     for (int64_t token = begin; token < end; token++) {
+        check_input(pass, token);
         norm_query(call, token);
         store_latent(call, (int32_t)token, scratch);
         if (call->index_key != NULL)
@@ -158,13 +174,14 @@ static void store_thread(void *arg, int thread_idx, int n_threads)
     }
 }
 
-void tamis_sfa_store_rows(tamis_sfa_call *call)
+void tamis_sfa_store_rows(tamis_sfa_call *call, const float *x)
 {
+    store_pass pass = {call, x};
     const tamis_sfa_config *c = call->config;
     const int64_t values = c->q_lora_rank + tamis_sfa_row_values(c) + c->index_head_dim;
     tamis_team_run_sized(call->exec.team,
                          tamis_exec_is_worth_waking(call->plan->step.n_tokens, 2 * values),
-                         store_thread, call);
+                         store_thread, &pass);
 }
 
 /* ---------------------------------------------------------------- queries */

@@ -57,8 +57,8 @@ void tamis_mlapo_quantize(const tamis_sfa_call *call, const tamis_matrix *w, con
 
 /* ---------------------------------------------------------------- stages */
 
-/* Q2, K2, J2: norms, rotations and cache rows of the step's tokens. */
-void tamis_sfa_store_rows(tamis_sfa_call *call);
+/* Q2, K2, J2: norms, rotations and cache rows of the step's tokens; x is looked at for NaN only. */
+void tamis_sfa_store_rows(tamis_sfa_call *call, const float *x);
 /* Q4, I2, W1: rotated parts of the queries and the indexer's weights; the absorbed part of q is
  * still missing. */
 void tamis_sfa_prepare_queries(tamis_sfa_call *call);
