@@ -102,8 +102,9 @@ typedef struct tamis_rows {
 TAMIS_API tamis_rows tamis_rows_contiguous(const tamis_row_format *format, void *data);
 /**
  * A page of num_rows rows whose scales follow after all values, as vLLM, DeepGEMM and Ascend keep
- * them: coded and plain parts of a row side by side, then all scales (V4: padded to 8 bytes a row).
- * Bytes of the page: num_rows * format.row_bytes at most.
+ * them: coded and plain parts of a row side by side, then all scales (V4: 8 bytes a row, of which
+ * the last is never touched). Bytes of the page: num_rows * format.row_bytes at most. The result's
+ * format has its offsets and row_bytes adapted; without scales it is tamis_rows_contiguous.
  */
 TAMIS_API tamis_rows tamis_rows_planar_page(const tamis_row_format *format, void *page,
                                             int32_t num_rows);
@@ -122,15 +123,19 @@ TAMIS_API void tamis_rows_encode(const tamis_rows *rows, int64_t first, int64_t 
 TAMIS_API void tamis_rows_decode(const tamis_rows *rows, int64_t first, int64_t n, float *x,
                                  int64_t x_stride);
 /**
- * Rows 0 .. n - 1 of src into those of dst. Codes are moved as they are where both formats have the
- * same dtype, groups and scales that dst can hold exactly; else rows are decoded and encoded again.
- * errors   INVALID: num_values or num_plain differ
+ * Rows 0 .. n - 1 of src into those of dst, which overlaps none of them. Codes are moved as they are
+ * where both formats have the same dtype, groups and scales that dst can hold exactly; else rows are
+ * decoded and encoded again.
+ * errors   INVALID: num_values differ, or num_plain where both have scales; NO_MEMORY (one row)
  */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_rows_convert(const tamis_rows *dst,
                                                            const tamis_rows *src, int64_t n,
                                                            tamis_error *err);
 
-/** Exchange neighbouring pairs (x0 y0 x1 y1 ...) and halves (x0 x1 ... y0 y1 ...) of n values. */
+/**
+ * Exchange neighbouring pairs (x0 y0 x1 y1 ...) and halves (x0 x1 ... y0 y1 ...) of n values, n even;
+ * out does not overlap x.
+ */
 TAMIS_API void tamis_rope_pairs_to_halves(float *out, const float *x, int32_t n);
 TAMIS_API void tamis_rope_halves_to_pairs(float *out, const float *x, int32_t n);
 
