@@ -67,6 +67,10 @@ static void check_rows(profile_case *c, const profile_layer *l)
     profile_value *x = oracle_take(rank, sizeof *x);
     for (int32_t t = 0; t < n; t++) {
         profile_rmsnorm(x, qa + (int64_t)t * rank, w->q_a_norm, rank, (double)config->rms_norm_eps);
+        for (int32_t i = 0; i < rank && w->q_a_norm_bias != NULL; i++) {
+            x[i].v += (double)w->q_a_norm_bias[i];
+            x[i].e += fabs(x[i].v) * U;
+        }
         for (int32_t i = 0; i < rank; i++)
             profile_expect_bf16(c, "q_a norm", t, i, l->plan->ws.qa[(int64_t)t * rank + i], x[i]);
         check_latent(c, l, kv + (int64_t)t * (config->kv_lora_rank + config->qk_rope_head_dim), t);
