@@ -21,23 +21,25 @@
 void pv4_check_attention(pv4_report *report, const tamis_dsa_layer *layer, tamis_profile profile,
                          const float *x, const v4_stages *s, const uint8_t *want);
 
-/* Router and experts: moe as tamis_moe_forward left it for x, y [n][hidden_size]. */
+/* Router and experts of the tokens in want: moe as tamis_moe_forward left it for x and y
+ * [n][hidden_size]. */
 void pv4_check_experts(pv4_report *report, const tamis_model_config *config,
                        const tamis_moe_weights *weights, tamis_profile profile,
                        const int32_t *tokens, const tamis_moe *moe, const float *x, const float *y,
-                       int64_t n);
+                       int64_t n, const uint8_t *want);
 
-/* A hyper-connection site of one token: its coefficients, the collapsed and normed x. */
+/* A hyper-connection site of one token: coefficients, and the collapsed and normed x that the
+ * engine made with them. fn: oracle_matrix of site->fn. */
 void pv4_check_collapse(pv4_report *report, const tamis_model_config *config,
                         const tamis_hc_weights *site, const double *fn, const float *norm,
                         int64_t token, const float *streams, const float *coefs, const float *x);
 /* Streams after the sublayer's output v, from the engine's coefficients. */
 void pv4_check_expand(pv4_report *report, const tamis_model_config *config, int64_t token,
                       const float *before, const float *coefs, const float *v, const float *after);
-/* The head's collapse of one token to x; x to logits [vocab_size]. */
-void pv4_check_head_collapse(pv4_report *report, const tamis_model_config *config,
-                             const tamis_hc_weights *site, const double *fn, const float *norm,
-                             int64_t token, const float *streams, const float *x);
+/* The head's collapse of one token. */
+void pv4_check_head(pv4_report *report, const tamis_model_config *config,
+                    const tamis_hc_weights *site, const double *fn, const float *norm,
+                    int64_t token, const float *streams, const float *x);
 void pv4_check_logits(pv4_report *report, const pv4_weight *head, int64_t token, const float *x,
                       const float *logits);
 
