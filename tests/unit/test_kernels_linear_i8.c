@@ -7,9 +7,10 @@
 #include "support/kernel_ref_lowbit.h"
 #include "support/sanitized.h"
 
-/* Below, at and above 16 and 32 columns and the 256 between two widenings of 16-bit sums. */
-static const int64_t all_cols[] = {1,   2,   15,  16,  17,  31,  32,  33,  48,  63,
-                                   127, 128, 255, 256, 257, 288, 300, 513, 1040};
+/* Below, at and above 16 and 32 columns, the 256 between two widenings of 16-bit sums, blocks of
+ * 2048. */
+static const int64_t all_cols[] = {1,   2,   15,  16,  17,  31,  32,   33,   48,   63,   127, 128,
+                                   255, 256, 257, 288, 300, 513, 1040, 2047, 2049, 2081, 4100};
 static const int64_t token_counts[] = {1, 2, 3, 4, 5, 7, 8, 9};
 
 typedef struct i8_case {

@@ -52,22 +52,38 @@ typedef struct f4_panel {
     int64_t n_groups, group, channels; /* channels: a multiple of 4 */
 } f4_panel;
 
+static TAMIS_ALWAYS_INLINE int64_t group_end(const f4_panel *panel, int64_t g)
+{
+    const int64_t end = (g + 1) * panel->group;
+    return end < panel->channels ? end : panel->channels;
+}
+
 static void f4_panel_fill(f4_panel *panel, const int8_t *q, const float *q_scale, int64_t head_dim)
 {
-    memset(panel->q, 0, (size_t)(panel->channels * TAMIS_LANES));
     for (int64_t h = 0; h < TAMIS_LANES; h++) {
-        const int8_t *head = q + h * head_dim;
-        for (int64_t d = 0; d < head_dim; d++)
-            panel->q[(d / 4 * TAMIS_LANES + h) * 4 + d % 4] = head[d];
-        for (int64_t g = 0; g < panel->n_groups; g++) {
-            const int64_t begin = g * panel->group, end = begin + panel->group;
-            int32_t sum = 0;
-            for (int64_t d = begin; d < end && d < head_dim; d++)
-                sum += head[d];
-            panel->q_sum[g * TAMIS_LANES + h] = 12 * sum;
-            panel->q_scale[g * TAMIS_LANES + h] = q_scale[h * panel->n_groups + g];
+        for (int64_t d = 0; d < panel->channels; d += 4) {
+            const int8_t *from = q + h * head_dim + d;
+            int32_t four = 0;
+            if (head_dim - d >= 4)
+                memcpy(&four, from, sizeof four);
+            else
+                memcpy(&four, from, (size_t)(head_dim - d));
+            memcpy(panel->q + (d / 4 * TAMIS_LANES + h) * 4, &four, sizeof four);
         }
+        for (int64_t g = 0; g < panel->n_groups; g++)
+            panel->q_scale[g * TAMIS_LANES + h] = q_scale[h * panel->n_groups + g];
     }
+    const __m256i twelve = _mm256_set1_epi8(12), one = _mm256_set1_epi16(1);
+    for (int64_t g = 0; g < panel->n_groups; g++)
+        for (int half = 0; half < 2; half++) {
+            __m256i sum = _mm256_setzero_si256();
+            for (int64_t d = g * panel->group; d < group_end(panel, g); d += 4)
+                sum = _mm256_add_epi16(
+                    sum,
+                    _mm256_maddubs_epi16(twelve, load_32(panel->q + d * TAMIS_LANES + 32 * half)));
+            _mm256_storeu_si256((__m256i *)(panel->q_sum + g * TAMIS_LANES + 8 * half),
+                                _mm256_madd_epi16(sum, one));
+        }
 }
 
 /* Codes of a key: doubled plus 12, zeros' code up to the stride. */
@@ -106,13 +122,10 @@ static TAMIS_ALWAYS_INLINE void f4_tile(int n_keys, float *sums, const f4_panel 
     for (int i = 0; i < n_keys; i++)
         dot[i] = v16_zero();
     for (int64_t g = 0; g < panel->n_groups; g++) {
-        const int64_t begin = g * panel->group;
-        const int64_t end =
-            panel->channels - begin < panel->group ? panel->channels : begin + panel->group;
         __m256i lo[TILE_KEYS], hi[TILE_KEYS];
         for (int i = 0; i < n_keys; i++)
             lo[i] = hi[i] = _mm256_setzero_si256();
-        for (int64_t d = begin; d < end; d += 4) {
+        for (int64_t d = g * panel->group; d < group_end(panel, g); d += 4) {
             const __m256i q_lo = load_32(panel->q + d * TAMIS_LANES);
             const __m256i q_hi = load_32(panel->q + d * TAMIS_LANES + 32);
             for (int i = 0; i < n_keys; i++) {
@@ -186,11 +199,15 @@ TAMIS_KERNEL_index_score_f4(tamis_index_score_f4_avx2)
 /* A panel of 16 heads: [channels / 2][16 heads][2] words, zeros behind head_dim. */
 static void i8_panel_fill(int16_t *panel, const int8_t *q, int64_t head_dim)
 {
-    for (int64_t h = 0; h < TAMIS_LANES; h++) {
-        for (int64_t d = 0; d < head_dim; d++)
-            panel[(d / 2 * TAMIS_LANES + h) * 2 + d % 2] = q[h * head_dim + d];
-        if (head_dim % 2 != 0)
-            panel[(head_dim / 2 * TAMIS_LANES + h) * 2 + 1] = 0;
+    for (int64_t d = 0; d < head_dim; d += TAMIS_LANES) {
+        _Alignas(32) int32_t pairs[TAMIS_LANES][8]; /* of 16 channels a head */
+        for (int h = 0; h < TAMIS_LANES; h++)
+            _mm256_store_si256((__m256i *)pairs[h], _mm256_cvtepi8_epi16(bytes_load_up_to(
+                                                        q + h * head_dim + d, head_dim - d)));
+        for (int k = 0; k < 8; k++)
+            for (int h = 0; h < TAMIS_LANES; h++)
+                memcpy(panel + ((d / 2 + k) * TAMIS_LANES + h) * 2, &pairs[h][k],
+                       sizeof pairs[h][k]);
     }
 }
 
