@@ -11,7 +11,8 @@
 typedef enum tamis_tap_stage {
     TAMIS_TAP_ATTN_IN = 0,    /* f32 [hidden_size]: input of attention, after its norm */
     TAMIS_TAP_ATTN_OUT,       /* f32 [hidden_size]: output of attention */
-    TAMIS_TAP_TOPK,           /* int32 [index_topk]: ascending, -1 padded; V4: ratio-4 layers */
+    TAMIS_TAP_TOPK,           /* int32 [index_topk]: ascending (V4 official: best score first), -1
+                                 padded; V4: ratio-4 layers */
     TAMIS_TAP_INDEX_QUERY,    /* f32 [index_n_heads * index_head_dim]: rotated; official: codes */
     TAMIS_TAP_INDEX_WEIGHTS,  /* f32 [round_up(index_n_heads, 16)]: scaled, then zeros */
     TAMIS_TAP_FFN_IN,         /* f32 [hidden_size] */

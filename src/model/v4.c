@@ -1,6 +1,7 @@
 #include "model/v4.h"
 
 #include <assert.h>
+#include <stdio.h>
 
 #include "core/error.h"
 #include "core/mem.h"
@@ -19,6 +20,18 @@ typedef struct tamis_v4 {
 } tamis_v4;
 
 /* ---------------------------------------------------------------- open and close */
+
+/* Whether the profile runs every layer's weights. */
+static tamis_status check_layers(const tamis_net *net, tamis_error *err)
+{
+    char object[32];
+    for (int32_t i = 0; i < tamis_net_num_layers(net); i++) {
+        snprintf(object, sizeof object, "layer %d", i);
+        TAMIS_TRY(tamis_dsa_profile_check(&net->weights->layers[i].dsa, net->params.cache.profile,
+                                          object, err));
+    }
+    return TAMIS_STATUS_OK;
+}
 
 static tamis_status collect_layers(const tamis_net *net, tamis_dsa_config **out, tamis_error *err)
 {
@@ -44,6 +57,7 @@ static tamis_status measure_v4(const tamis_net *net, tamis_net_bytes *out, tamis
     tamis_dsa_config *layers = NULL;
     uint64_t draft_bytes = 0;
     tamis_status st;
+    TAMIS_TRY(check_layers(net, err));
     TAMIS_TRY(collect_layers(net, &layers, err));
     TAMIS_TRY_GOTO(tamis_dsa_caches_measure(layers, tamis_net_num_layers(net), &net->params.cache,
                                             &out->caches, err));
@@ -60,6 +74,7 @@ static tamis_status open_v4(tamis_net *net, tamis_error *err)
 {
     tamis_v4 *v4 = (tamis_v4 *)net;
     tamis_dsa_config *layers = NULL;
+    TAMIS_TRY(check_layers(net, err));
     TAMIS_TRY(collect_layers(net, &layers, err));
     const tamis_plan_params draft = tamis_net_draft_plan_params(net);
     const tamis_status st = tamis_dsa_caches_open(&v4->caches, layers, tamis_net_num_layers(net),

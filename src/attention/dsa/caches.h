@@ -17,10 +17,6 @@ static inline bool tamis_dsa_has_indexer(const tamis_dsa_config *config)
 }
 
 tamis_status tamis_dsa_config_check(const tamis_dsa_config *config, tamis_error *err);
-/* Whether the layer's weights, already checked, can be run in a profile.
- * errors: see tamis_check_profile_matrix */
-tamis_status tamis_dsa_profile_check(const tamis_dsa_layer *layer, tamis_profile profile,
-                                     tamis_error *err);
 bool tamis_dsa_config_equal(const tamis_dsa_config *a, const tamis_dsa_config *b);
 
 /* Formats of a layer's rows under these params; index_key only if it has an indexer. errors: see

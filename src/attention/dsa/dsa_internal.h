@@ -23,7 +23,12 @@ const void *tamis_dsa_caches_row(const tamis_dsa_caches *caches, int32_t layer_i
 /* Rows per block of a paged cache (64 for ratio 4 and 256-token blocks); 0 if there is none. */
 int32_t tamis_dsa_caches_rows_per_block(const tamis_dsa_caches *caches, int32_t layer_idx,
                                         tamis_dsa_role role);
-/* int32 [num_tokens][index_topk]: selection of the last ratio-4 layer that ran in this step. */
+/* Whether the layer's weights, already checked, can be run in a profile; object: what errors call
+ * the layer. errors: see tamis_check_profile_matrix */
+tamis_status tamis_dsa_profile_check(const tamis_dsa_layer *layer, tamis_profile profile,
+                                     const char *object, tamis_error *err);
+/* int32 [num_tokens][index_topk]: selection of the last ratio-4 layer that ran in this step,
+ * ascending; official: best score first. */
 const int32_t *tamis_dsa_plan_topk(const tamis_dsa_plan *plan);
 /* Tokens of the planned step; position of each. */
 int32_t tamis_dsa_plan_num_tokens(const tamis_dsa_plan *plan);

@@ -121,7 +121,7 @@ static tamis_status check_call(const tamis_dsa_layer *layer, int32_t layer_idx,
     if (!plan->is_planned)
         return tamis_fail(err, TAMIS_STATUS_STATE, "layer: no step is planned");
     TAMIS_TRY(tamis_dsa_layer_check(layer, err));
-    return tamis_dsa_profile_check(layer, plan->numerics, err);
+    return tamis_dsa_profile_check(layer, plan->numerics, "layer", err);
 }
 
 static int profile_kind(const tamis_dsa_config *config)

@@ -96,7 +96,7 @@ tamis_status tamis_dsa_layer_check(const tamis_dsa_layer *layer, tamis_error *er
 }
 
 tamis_status tamis_dsa_profile_check(const tamis_dsa_layer *layer, tamis_profile profile,
-                                     tamis_error *err)
+                                     const char *object, tamis_error *err)
 {
     const tamis_dsa_config *c = &layer->config;
     const tamis_dsa_weights *w = &layer->weights;
@@ -119,7 +119,7 @@ tamis_status tamis_dsa_profile_check(const tamis_dsa_layer *layer, tamis_profile
     };
     for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
         if (matrices[i].is_there)
-            TAMIS_TRY(tamis_check_profile_matrix("layer", matrices[i].name, matrices[i].matrix,
+            TAMIS_TRY(tamis_check_profile_matrix(object, matrices[i].name, matrices[i].matrix,
                                                  profile, err));
     return TAMIS_STATUS_OK;
 }
