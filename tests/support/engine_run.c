@@ -48,9 +48,17 @@ static void open_session(test_engine *engine, const tamis_session_params *params
 
 test_engine test_engine_open(const char *dir, const tamis_session_params *params)
 {
+    return test_engine_open_as(dir, TAMIS_PROFILE_EXACT, params);
+}
+
+test_engine test_engine_open_as(const char *dir, tamis_profile profile,
+                                const tamis_session_params *params)
+{
     tamis_error err;
     test_engine engine = {.owns_model = true};
-    test_must(tamis_model_open(&engine.model, dir, &err), &err, dir);
+    tamis_model_params model = tamis_model_params_default();
+    model.profile = profile;
+    test_must(tamis_model_open_with(&engine.model, dir, &model, &err), &err, dir);
     open_session(&engine, params);
     return engine;
 }

@@ -24,6 +24,8 @@ typedef struct test_engine {
  */
 tamis_session_params test_session_params(tamis_dtype kv_cache_dtype, int32_t max_len);
 test_engine test_engine_open(const char *dir, const tamis_session_params *params);
+test_engine test_engine_open_as(const char *dir, tamis_profile profile,
+                                const tamis_session_params *params);
 /* A further session over the same model. */
 test_engine test_engine_share(const test_engine *other, const tamis_session_params *params);
 void test_engine_close(test_engine *engine);

@@ -30,14 +30,7 @@ static inline tamis_session_params file_params(tamis_dtype dtype)
 static inline test_engine open_profile(const char *dir, tamis_profile profile, tamis_dtype dtype)
 {
     const tamis_session_params session = file_params(dtype);
-    tamis_model_params params = tamis_model_params_default();
-    tamis_model *model = NULL;
-    tamis_error err;
-    params.profile = profile;
-    test_must(tamis_model_open_with(&model, dir, &params, &err), &err, dir);
-    test_engine engine = test_engine_share(&(test_engine){.model = model}, &session);
-    engine.owns_model = true;
-    return engine;
+    return test_engine_open_as(dir, profile, &session);
 }
 
 static inline void random_ids(test_rng *rng, int32_t vocab, int32_t *ids, int32_t n)
