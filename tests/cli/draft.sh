@@ -25,6 +25,16 @@ run tamis generate -m $model -p And -n 2 $f32 --draft mtp --draft-tokens 1
 expect 0 err '*draft:  mtp, up to 1 token per step
 *'
 
+# In every profile.
+for profile in official ascend; do
+    run tamis generate -m $model -f $data/prompt-0.txt -n 48 --temp 0 -q --profile $profile
+    cp "$work/out" "$work/$profile"
+    for how in mtp prompt-lookup; do
+        run tamis generate -m $model -f $data/prompt-0.txt -n 48 --temp 0 --profile $profile --draft $how -t 2
+        expect 0 out_file "$work/$profile" err "*profile $profile,$figures"
+    done
+done
+
 # Sampled: the same text for a seed.
 run tamis generate -m $model -p And -n 32 --seed 7 -q
 cp "$work/out" "$work/seed7"
