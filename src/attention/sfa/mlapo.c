@@ -74,13 +74,14 @@ static void multiply(const tamis_sfa_call *call, const tamis_matrix *w, int64_t 
 
 /* ---------------------------------------------------------------- outputs */
 
-/* n rows of `width` floats; their last `rope` floats become halves if asked. */
+/* n rows of `width` floats; to NULL: not wanted. */
 static void copy_rows(float *to, const float *from, int64_t from_stride, int64_t n, int64_t width)
 {
     for (int64_t i = 0; to != NULL && i < n; i++)
         memcpy(to + i * width, from + i * from_stride, (size_t)width * sizeof *to);
 }
 
+/* Rotated parts, which are pairs here. */
 static void copy_rotated(float *to, const float *from, int64_t from_stride, int64_t n, int64_t rope,
                          bool halves)
 {
@@ -88,11 +89,8 @@ static void copy_rotated(float *to, const float *from, int64_t from_stride, int6
         copy_rows(to, from, from_stride, n, rope);
         return;
     }
-    for (int64_t i = 0; i < n; i++, to += rope, from += from_stride)
-        for (int64_t j = 0; j < rope / 2; j++) {
-            to[j] = from[2 * j];
-            to[rope / 2 + j] = from[2 * j + 1];
-        }
+    for (int64_t i = 0; i < n; i++)
+        tamis_rope_pairs_to_halves(to + i * rope, from + i * from_stride, (int32_t)rope);
 }
 
 static void give_outputs(const tamis_sfa_call *call, const tamis_mlapo_outputs *out)

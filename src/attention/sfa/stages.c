@@ -74,17 +74,14 @@ static rope_fn index_rope(const tamis_sfa_call *call)
  * what rotating the pairs gives, bit for bit. scratch: qk_rope_head_dim floats. */
 static void rotate_part(const tamis_sfa_call *call, float *x, int64_t token, float *scratch)
 {
-    const int32_t n_pairs = call->config->qk_rope_head_dim / 2;
+    const int32_t rope = call->config->qk_rope_head_dim;
     if (call->mlapo == NULL) {
         rotate(call, call->exec.kernels->rope, x, token);
         return;
     }
-    memcpy(scratch, x, (size_t)(2 * n_pairs) * sizeof *x);
+    memcpy(scratch, x, (size_t)rope * sizeof *x);
     rotate(call, call->exec.kernels->rope_halves, scratch, token);
-    for (int32_t i = 0; i < n_pairs; i++) {
-        x[2 * i] = scratch[i];
-        x[2 * i + 1] = scratch[n_pairs + i];
-    }
+    tamis_rope_halves_to_pairs(x, scratch, rope);
 }
 
 /* Codes the token's row as the cache has it and stores it, before anything reads it. */
