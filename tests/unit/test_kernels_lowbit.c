@@ -153,29 +153,36 @@ static void test_round_f8_value(void **state)
         }
 }
 
+/*
+ * The sum differs from the double one by f32's roundings, so a mean next to a border between two
+ * BF16 numbers may fall on its other side: such a row is one step off, and rare. All other rows are
+ * exact.
+ */
 static void test_rmsnorm_bf16_value(void **state)
 {
     (void)state;
     test_rng rng = test_rng_start("rmsnorm_bf16 double", 64);
     static float x[MAX_LENGTH], y[MAX_LENGTH];
-    for (int64_t i = 0; i < NUM_LENGTHS; i++) {
-        const int64_t n = lengths[i];
-        double sum = 0;
-        kernel_fill(&rng, KERNEL_DATA_NORMAL, x, (size_t)n);
-        tamis_round_bf16_c(x, n);
-        tamis_rmsnorm_bf16_c(y, x, n, 1e-6f);
-        for (int64_t k = 0; k < n; k++)
-            sum += lowbit_ref_bf16((double)x[k] * (double)x[k]);
-        /* sums of at most 1024 bf16 squares: f32 loses less than a rounding to bf16 can show twice
-         */
-        const double mean = lowbit_ref_bf16(sum / (double)n);
-        const double r = lowbit_ref_bf16(1 / sqrt(lowbit_ref_bf16(mean + (double)1e-6f)));
-        for (int64_t k = 0; k < n; k++) {
-            const double want = lowbit_ref_bf16((double)x[k] * r);
-            assert_true(fabs((double)y[k] - want) <= 0x1p-6 * fabs(want));
-            assert_true((double)y[k] == lowbit_ref_bf16((double)y[k]));
+    int64_t exact = 0, rows = 0;
+    for (int round = 0; round < 20; round++)
+        for (int64_t i = 0; i < NUM_LENGTHS; i++, rows++) {
+            const int64_t n = lengths[i];
+            double sum = 0, worst = 0;
+            kernel_fill(&rng, KERNEL_DATA_NORMAL, x, (size_t)n);
+            tamis_round_bf16_c(x, n);
+            tamis_rmsnorm_bf16_c(y, x, n, 1e-6f);
+            for (int64_t k = 0; k < n; k++)
+                sum += lowbit_ref_bf16((double)x[k] * (double)x[k]);
+            const double mean = lowbit_ref_bf16(sum / (double)n);
+            const double r = lowbit_ref_bf16(1 / sqrt(lowbit_ref_bf16(mean + (double)1e-6f)));
+            for (int64_t k = 0; k < n; k++) {
+                const double want = lowbit_ref_bf16((double)x[k] * r);
+                worst = fmax(worst, fabs((double)y[k] - want) / (fabs(want) + 1e-30));
+            }
+            assert_true(worst <= 0x1p-6);
+            exact += worst == 0;
         }
-    }
+    assert_true(exact * 100 >= rows * 98);
 }
 
 /* ---------------------------------------------------------------- codes of inputs */

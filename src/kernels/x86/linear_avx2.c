@@ -35,7 +35,7 @@ static TAMIS_ALWAYS_INLINE bool fused_tile(tamis_dtype dtype, int n_rows, int n_
                                            int64_t y_stride, const float *x, int64_t x_stride,
                                            const tamis_matrix *w, int64_t first_row)
 {
-    const bool low_bits = dtype == TAMIS_DTYPE_F8_E4M3 || dtype == TAMIS_DTYPE_F4_E2M1;
+    const bool low_bits = takes_factor(dtype);
     const int64_t whole = w->cols / TAMIS_LANES * TAMIS_LANES;
     const uint8_t *row[4];
     v16 acc[4][FUSED_TOKENS];
@@ -72,6 +72,8 @@ static TAMIS_ALWAYS_INLINE bool fused_tile(tamis_dtype dtype, int n_rows, int n_
                     value = e2m1_widen(row[r] + c / 2, factor[r]);
                 } else {
                     value = decode_16(dtype, row[r], c);
+                    if (dtype == TAMIS_DTYPE_I8)
+                        value = v16_scale(value, factor[r]);
                 }
                 for (int t = 0; t < n_tokens; t++)
                     acc[r][t] = v16_fma(value, in[t], acc[r][t]);
@@ -134,6 +136,8 @@ static bool fused_any(float *y, int64_t y_stride, const float *x, int64_t x_stri
         return FUSED(TAMIS_DTYPE_F16);
     case TAMIS_DTYPE_F8_E4M3:
         return FUSED(TAMIS_DTYPE_F8_E4M3);
+    case TAMIS_DTYPE_I8:
+        return FUSED(TAMIS_DTYPE_I8);
     default:
         return FUSED(TAMIS_DTYPE_F4_E2M1);
     }

@@ -29,6 +29,7 @@ static TAMIS_ALWAYS_INLINE const void *group_at(tamis_dtype dtype, const uint8_t
     case TAMIS_DTYPE_F16:
         return row + 2 * c;
     case TAMIS_DTYPE_F8_E4M3:
+    case TAMIS_DTYPE_I8:
         return row + c;
     default:
         return row + c / 2;
@@ -45,7 +46,7 @@ static TAMIS_ALWAYS_INLINE void fused_tile(tamis_dtype dtype, int n_rows, int n_
                                            const tamis_matrix *w, int64_t first_row, int64_t end,
                                            int64_t ahead)
 {
-    const bool low_bits = dtype == TAMIS_DTYPE_F8_E4M3 || dtype == TAMIS_DTYPE_F4_E2M1;
+    const bool low_bits = takes_factor(dtype);
     const uint8_t *row[FUSED_ROWS];
     __m256 factor[FUSED_ROWS], in[FUSED_ROWS][FUSED_TOKENS];
     for (int r = 0; r < n_rows; r++) {
@@ -72,6 +73,8 @@ static TAMIS_ALWAYS_INLINE void fused_tile(tamis_dtype dtype, int n_rows, int n_
                     value = v16_scale(halves_widen(e4m3_to_halves_nan(row[r] + c)), factor[r]);
                 else if (dtype == TAMIS_DTYPE_F4_E2M1)
                     value = e2m1_widen(row[r] + c / 2, factor[r]);
+                else if (dtype == TAMIS_DTYPE_I8)
+                    value = v16_scale(decode_16(dtype, row[r], c), factor[r]);
                 else
                     value = decode_16(dtype, row[r], c);
                 for (int t = 0; t < n_tokens; t++)
@@ -131,6 +134,9 @@ static void fused_columns(float *y, int64_t y_stride, const float *x, int64_t x_
         break;
     case TAMIS_DTYPE_F8_E4M3:
         FUSED(TAMIS_DTYPE_F8_E4M3);
+        break;
+    case TAMIS_DTYPE_I8:
+        FUSED(TAMIS_DTYPE_I8);
         break;
     default:
         FUSED(TAMIS_DTYPE_F4_E2M1);

@@ -28,10 +28,16 @@ static TAMIS_ALWAYS_INLINE v16 decode_16(tamis_dtype dtype, const uint8_t *row, 
     }
 }
 
+/* Types whose scales the tiles that decode in registers know. */
+static TAMIS_ALWAYS_INLINE bool takes_factor(tamis_dtype dtype)
+{
+    return dtype == TAMIS_DTYPE_F8_E4M3 || dtype == TAMIS_DTYPE_F4_E2M1 || dtype == TAMIS_DTYPE_I8;
+}
+
 /*
- * What decoding row `row` needs in the scale block that starts at column c: the E2M1 table, or the
- * factor with E4M3's 2^8 folded in. The fold is exact unless it overflows: false then (and for
- * NaN), and the caller takes the other path.
+ * What decoding row `row` needs in the scale block that starts at column c: the E2M1 table, I8's
+ * scale, or the factor with E4M3's 2^8 folded in. The fold is exact unless it overflows: false then
+ * (and for NaN), and the caller takes the other path.
  */
 static TAMIS_ALWAYS_INLINE bool block_factor(__m256 *factor, tamis_dtype dtype,
                                              const tamis_matrix *w, int64_t row, int64_t c)
@@ -43,17 +49,19 @@ static TAMIS_ALWAYS_INLINE bool block_factor(__m256 *factor, tamis_dtype dtype,
         *factor = e2m1_table(scale);
         return true;
     }
+    if (dtype == TAMIS_DTYPE_I8) {
+        *factor = _mm256_set1_ps(scale);
+        return true;
+    }
     *factor = _mm256_set1_ps(scale * 256.0f);
     return fabsf(scale) < 0x1p+119f;
 }
 
-/* A tile that decodes in registers knows scales of FP8 and FP4 only, over whole groups of 16. */
+/* Scales only of the types above, over whole groups of 16 or whole rows; I4 is always expanded. */
 static inline bool weights_can_fuse(const tamis_matrix *w)
 {
-    if (w->dtype == TAMIS_DTYPE_I8 || w->dtype == TAMIS_DTYPE_I4)
-        return false;
-    const bool low_bits = w->dtype == TAMIS_DTYPE_F8_E4M3 || w->dtype == TAMIS_DTYPE_F4_E2M1;
-    return !w->scale || (low_bits && w->block_cols % TAMIS_LANES == 0);
+    const bool whole_groups = w->block_cols % TAMIS_LANES == 0 || w->block_cols >= w->cols;
+    return w->dtype != TAMIS_DTYPE_I4 && (!w->scale || (takes_factor(w->dtype) && whole_groups));
 }
 
 #endif
