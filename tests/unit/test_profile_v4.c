@@ -1,8 +1,7 @@
 /*
- * Attention of V4 in the profiles official and ascend against the slow reference
- * (support/profile_ref_v4.h): every layer of the golden folders, fed with what the engine feeds it,
- * every stage from the engine's own inputs. Dimensions are those of the folders, so groups of 32,
- * 64 and 128 end short in most of them.
+ * V4 in the profiles official and ascend against the slow reference (support/profile_ref_v4.h):
+ * attention, experts, streams and head of the golden folders, every stage from the engine's own
+ * inputs. Dimensions are those of the folders, so groups of 32, 64 and 128 end short in most.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,85 +9,27 @@
 
 #include <cmocka.h>
 
-#include "engine/session_internal.h"
 #include "support/golden.h"
 #include "support/layer_rig.h"
-#include "support/profile_ref_v4.h"
-#include "support/sanitized.h"
+#include "support/profile_ref_v4_run.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-
-/* Tokens fed: two rows of ratio 128, more rows of ratio 4 than any indexer selects. */
-enum { N_TOKENS = 264 };
-
-/* Tokens whose stages are checked: the first ones, those around every border, some between. */
-static uint8_t *wanted(const tamis_dsa_config *c)
-{
-    uint8_t *want = pv4_take(N_TOKENS, 1);
-    const int32_t w = c->sliding_window, step = TEST_IS_SANITIZED ? 41 : 13;
-    const int32_t borders[] = {0, w, 64, 128, 256, 4 * c->index_topk};
-    for (int32_t t = 0; t < N_TOKENS; t++) {
-        want[t] = t % step == 3;
-        for (size_t b = 0; b < sizeof borders / sizeof *borders; b++)
-            want[t] |= t - borders[b] >= -1 && t - borders[b] <= 1;
-    }
-    return want;
-}
-
-/* attn_in of every layer, from a prefill of the folder's prompt. */
-static test_capture capture_inputs(const char *dir, tamis_profile profile, tamis_dtype dtype)
-{
-    test_golden *golden = test_golden_open(dir, "golden.safetensors");
-    int64_t n;
-    int32_t *ids = test_golden_ids(golden, "ids", &n);
-    assert_true(n >= N_TOKENS);
-    test_engine engine = v4_engine_open(dir, profile, dtype, N_TOKENS);
-    test_capture capture = test_capture_open(engine.info->num_hidden_layers);
-    const int32_t seq = test_seq_new(&engine);
-    tamis_session_set_tap(engine.session, test_capture_tap, &capture);
-    test_feed(&engine, seq, ids, N_TOKENS, 0, NULL);
-    test_engine_close(&engine);
-    test_golden_close(golden);
-    free(ids);
-    return capture;
-}
-
-static void check_layer(pv4_report *report, const v4_folder *folder, tamis_profile profile,
-                        tamis_dtype dtype, const test_capture *capture)
-{
-    const tamis_dsa_layer *layer = &folder->weights->layers[report->layer].dsa;
-    const float *x = test_capture_f32(capture, report->layer, TAMIS_TAP_ATTN_IN, 0);
-    const float *out = test_capture_f32(capture, report->layer, TAMIS_TAP_ATTN_OUT, 0);
-    const int64_t n_out = (int64_t)N_TOKENS * layer->config.hidden_size;
-    uint8_t *want = wanted(&layer->config);
-    v4_stages s = v4_stages_run(layer, profile, dtype, x, N_TOKENS, 0);
-    test_assert_same_bits(s.out, out, 1, n_out, "the layer alone and in the model");
-    pv4_check_attention(report, layer, profile, x, &s, want);
-    v4_stages_free(&s);
-    free(want);
-}
-
-static void check_folder(const char *dir, tamis_profile profile, tamis_dtype dtype)
-{
-    test_capture capture = capture_inputs(dir, profile, dtype);
-    v4_folder folder = v4_folder_open(dir, profile);
-    pv4_report report = {.folder = dir, .profile = tamis_profile_name(profile)};
-    for (; report.layer < folder.config.num_hidden_layers; report.layer++)
-        check_layer(&report, &folder, profile, dtype, &capture);
-    pv4_report_print(&report);
-    assert_true(pv4_report_worst_share(&report) < 0.08);
-    v4_folder_close(&folder);
-    test_capture_close(&capture);
-}
 
 /* In the caches that a profile has; TAMIS_DTYPE_AUTO is the first. */
 static void check_profiles(const char *dir)
 {
-    check_folder(dir, TAMIS_PROFILE_OFFICIAL, TAMIS_DTYPE_AUTO);
-    check_folder(dir, TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_AUTO);
-    check_folder(dir, TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_F8_E4M3);
+    test_golden *golden = test_golden_open(dir, "golden.safetensors");
+    int64_t n;
+    int32_t *ids = test_golden_ids(golden, "ids", &n);
+    assert_true(n >= PV4_TOKENS);
+    pv4_check_folder_attention(dir, dir, TAMIS_PROFILE_OFFICIAL, TAMIS_DTYPE_AUTO, ids);
+    pv4_check_folder_attention(dir, dir, TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_AUTO, ids);
+    pv4_check_folder_attention(dir, dir, TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_F8_E4M3, ids);
+    pv4_check_folder_model(dir, dir, TAMIS_PROFILE_OFFICIAL, ids);
+    pv4_check_folder_model(dir, dir, TAMIS_PROFILE_ASCEND, ids);
+    free(ids);
+    test_golden_close(golden);
 }
 
 static void test_v4_flash_bf16(void **state)
@@ -185,9 +126,9 @@ static void check_odd(int32_t ratio, bool is_fp8, tamis_profile profile, tamis_d
     pv4_report report = {.folder = is_fp8 ? "odd FP8 layer" : "odd BF16 layer",
                          .profile = tamis_profile_name(profile),
                          .layer = ratio};
-    float *x = wide_inputs(N_TOKENS, layer.layer.config.hidden_size, rng);
-    uint8_t *want = wanted(&layer.layer.config);
-    v4_stages s = v4_stages_run(&layer.layer, profile, dtype, x, N_TOKENS, 100);
+    float *x = wide_inputs(PV4_TOKENS, layer.layer.config.hidden_size, rng);
+    uint8_t *want = pv4_wanted(&layer.layer.config);
+    v4_stages s = v4_stages_run(&layer.layer, profile, dtype, x, PV4_TOKENS, 100);
     pv4_check_attention(&report, &layer.layer, profile, x, &s, want);
     assert_true(pv4_report_worst_share(&report) < 0.10); /* of some 200 values only */
     v4_stages_free(&s);

@@ -1,28 +1,82 @@
-/*
- * V4 around its attention in the profiles official and ascend against the slow reference
- * (support/profile_ref_v4.h): router, experts, hyper-connections, head, of the golden folders, each
- * stage from the engine's own inputs.
- */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
 
+#include "support/profile_ref_v4_run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
 #include "engine/session_internal.h"
 #include "model/hyper_connection.h"
 #include "ops/linear.h"
 #include "support/exec.h"
-#include "support/golden.h"
 #include "support/oracle_math.h"
-#include "support/profile_ref_v4.h"
 #include "support/rig_parts.h"
+#include "support/sanitized.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+/* ---------------------------------------------------------------- attention */
 
-enum { N_TOKENS = 40 };
+uint8_t *pv4_wanted(const tamis_dsa_config *c)
+{
+    uint8_t *want = pv4_take(PV4_TOKENS, 1);
+    const int32_t w = c->sliding_window, step = TEST_IS_SANITIZED ? 41 : 19;
+    const int32_t borders[] = {0, w, 64, 128, 256, 4 * c->index_topk};
+    for (int32_t t = 0; t < PV4_TOKENS; t++) {
+        want[t] = t % step == 3;
+        for (size_t b = 0; b < sizeof borders / sizeof *borders; b++)
+            want[t] |= t - borders[b] >= -1 && t - borders[b] <= 1;
+    }
+    return want;
+}
+
+/* attn_in and attn_out of every layer, from a prefill. */
+static test_capture capture_inputs(const char *dir, tamis_profile profile, tamis_dtype dtype,
+                                   const int32_t *ids)
+{
+    test_engine engine = v4_engine_open(dir, profile, dtype, PV4_TOKENS);
+    test_capture capture = test_capture_open(engine.info->num_hidden_layers);
+    const int32_t seq = test_seq_new(&engine);
+    tamis_session_set_tap(engine.session, test_capture_tap, &capture);
+    test_feed(&engine, seq, ids, PV4_TOKENS, 0, NULL);
+    test_engine_close(&engine);
+    return capture;
+}
+
+static void check_layer(pv4_report *report, const v4_folder *folder, tamis_profile profile,
+                        tamis_dtype dtype, const test_capture *capture)
+{
+    const tamis_dsa_layer *layer = &folder->weights->layers[report->layer].dsa;
+    const float *x = test_capture_f32(capture, report->layer, TAMIS_TAP_ATTN_IN, 0);
+    const float *out = test_capture_f32(capture, report->layer, TAMIS_TAP_ATTN_OUT, 0);
+    const int64_t n_out = (int64_t)PV4_TOKENS * layer->config.hidden_size;
+    uint8_t *want = pv4_wanted(&layer->config);
+    v4_stages s = v4_stages_run(layer, profile, dtype, x, PV4_TOKENS, 0);
+    test_assert_same_bits(s.out, out, 1, n_out, "the layer alone and in the model");
+    pv4_check_attention(report, layer, profile, x, &s, want);
+    v4_stages_free(&s);
+    free(want);
+}
+
+void pv4_check_folder_attention(const char *label, const char *dir, tamis_profile profile,
+                                tamis_dtype kv_cache_dtype, const int32_t *ids)
+{
+    test_capture capture = capture_inputs(dir, profile, kv_cache_dtype, ids);
+    v4_folder folder = v4_folder_open(dir, profile);
+    pv4_report report = {.folder = label, .profile = tamis_profile_name(profile)};
+    for (; report.layer < folder.config.num_hidden_layers; report.layer++)
+        check_layer(&report, &folder, profile, kv_cache_dtype, &capture);
+    pv4_report_print(&report);
+    assert_true(pv4_report_worst_share(&report) < 0.08);
+    v4_folder_close(&folder);
+    test_capture_close(&capture);
+}
+
+/* ---------------------------------------------------------------- experts, streams, head */
+
+enum { N_MODEL = 40 };
 
 /* One prefill of a folder's prompt, looked into while it runs. */
 typedef struct looked_into {
@@ -31,9 +85,9 @@ typedef struct looked_into {
     v4_folder folder;
     pv4_report report;
     tamis_profile profile;
-    int32_t *ids;
+    const int32_t *ids;
     float *logits;
-    uint8_t want[N_TOKENS];
+    uint8_t want[N_MODEL];
 } looked_into;
 
 /* Between the experts and what comes next, their buffers still stand. */
@@ -51,22 +105,21 @@ static void look(void *user, int32_t layer, tamis_tap_stage stage, const void *d
 }
 
 /* Runs the prompt; the experts are checked on the way. */
-static looked_into look_into(const char *dir, tamis_profile profile)
+static looked_into look_into(const char *label, const char *dir, tamis_profile profile,
+                             const int32_t *ids)
 {
     looked_into l = {.profile = profile,
-                     .report = {.folder = dir, .profile = tamis_profile_name(profile)}};
-    test_golden *golden = test_golden_open(dir, "golden.safetensors");
-    l.ids = test_golden_ids(golden, "ids", NULL);
-    test_golden_close(golden);
-    for (int32_t t = 0; t < N_TOKENS; t++)
+                     .ids = ids,
+                     .report = {.folder = label, .profile = tamis_profile_name(profile)}};
+    for (int32_t t = 0; t < N_MODEL; t++)
         l.want[t] = t < 3 || t % 4 == 0;
-    l.engine = v4_engine_open(dir, profile, TAMIS_DTYPE_AUTO, N_TOKENS);
+    l.engine = v4_engine_open(dir, profile, TAMIS_DTYPE_AUTO, N_MODEL);
     l.folder = v4_folder_open(dir, profile);
     l.capture = test_capture_open(l.engine.info->num_hidden_layers);
-    l.logits = test_take((int64_t)N_TOKENS * l.engine.info->vocab_size, sizeof *l.logits);
+    l.logits = test_take((int64_t)N_MODEL * l.engine.info->vocab_size, sizeof *l.logits);
     const int32_t seq = test_seq_new(&l.engine);
     tamis_session_set_tap(l.engine.session, look, &l);
-    test_feed(&l.engine, seq, l.ids, N_TOKENS, 0, l.logits);
+    test_feed(&l.engine, seq, l.ids, N_MODEL, 0, l.logits);
     tamis_session_set_tap(l.engine.session, NULL, NULL);
     return l;
 }
@@ -77,7 +130,6 @@ static void look_away(looked_into *l)
     v4_folder_close(&l->folder);
     test_engine_close(&l->engine);
     free(l->logits);
-    free(l->ids);
 }
 
 /* ---------------------------------------------------------------- hyper-connections and head */
@@ -99,16 +151,16 @@ static void check_site(looked_into *l, const tamis_exec *exec, const site *s, fl
     const int64_t n_coefs = tamis_hc_num_coefs(c);
     const int32_t layer = l->report.layer;
     const float *v = test_capture_f32(&l->capture, layer, s->out, 0);
-    float *coefs = test_take(N_TOKENS * n_coefs, sizeof *coefs);
-    float *x = test_take(N_TOKENS * hidden, sizeof *x);
-    float *before = test_take(N_TOKENS * width, sizeof *before);
+    float *coefs = test_take(N_MODEL * n_coefs, sizeof *coefs);
+    float *x = test_take(N_MODEL * hidden, sizeof *x);
+    float *before = test_take(N_MODEL * width, sizeof *before);
     double *fn = oracle_matrix(&s->hc->fn);
-    memcpy(before, streams, (size_t)(N_TOKENS * width) * sizeof *before);
-    assert_true(tamis_hc_collapse(exec, c, s->hc, s->norm, streams, N_TOKENS, coefs, x));
-    test_assert_same_bits(x, test_capture_f32(&l->capture, layer, s->in, 0), N_TOKENS, hidden,
+    memcpy(before, streams, (size_t)(N_MODEL * width) * sizeof *before);
+    assert_true(tamis_hc_collapse(exec, c, s->hc, s->norm, streams, N_MODEL, coefs, x));
+    test_assert_same_bits(x, test_capture_f32(&l->capture, layer, s->in, 0), N_MODEL, hidden,
                           "input of a sublayer");
-    assert_true(tamis_hc_expand(exec, c, coefs, v, streams, N_TOKENS));
-    for (int64_t t = 0; t < N_TOKENS; t++) {
+    assert_true(tamis_hc_expand(exec, c, coefs, v, streams, N_MODEL));
+    for (int64_t t = 0; t < N_MODEL; t++) {
         if (!l->want[t])
             continue;
         pv4_check_collapse(&l->report, c, s->hc, fn, s->norm, t, before + t * width,
@@ -127,14 +179,14 @@ static void check_head(looked_into *l, const tamis_exec *exec, const float *stre
     const tamis_model_config *c = &l->folder.config;
     const tamis_model_weights *w = l->folder.weights;
     const int64_t hidden = c->hidden_size, width = c->hc_mult * hidden;
-    float *x = test_take(N_TOKENS * hidden, sizeof *x);
+    float *x = test_take(N_MODEL * hidden, sizeof *x);
     double *fn = oracle_matrix(&w->hc_head.fn);
     pv4_weight head = pv4_weight_open(&w->head);
-    int32_t rows[N_TOKENS];
-    for (int32_t t = 0; t < N_TOKENS; t++)
+    int32_t rows[N_MODEL];
+    for (int32_t t = 0; t < N_MODEL; t++)
         rows[t] = t;
-    assert_true(tamis_hc_head(exec, c, &w->hc_head, w->norm, streams, rows, N_TOKENS, x));
-    for (int64_t t = 0; t < N_TOKENS; t++) {
+    assert_true(tamis_hc_head(exec, c, &w->hc_head, w->norm, streams, rows, N_MODEL, x));
+    for (int64_t t = 0; t < N_MODEL; t++) {
         if (!l->want[t])
             continue;
         pv4_check_head(&l->report, c, &w->hc_head, fn, w->norm, t, streams + t * width,
@@ -152,8 +204,8 @@ static float *first_streams(const looked_into *l)
     const tamis_model_config *c = &l->folder.config;
     const int64_t hidden = c->hidden_size, m = c->hc_mult;
     double *embed = oracle_matrix(&l->folder.weights->embed);
-    float *streams = test_take(N_TOKENS * m * hidden, sizeof *streams);
-    for (int64_t i = 0; i < N_TOKENS * m * hidden; i++)
+    float *streams = test_take(N_MODEL * m * hidden, sizeof *streams);
+    for (int64_t i = 0; i < N_MODEL * m * hidden; i++)
         streams[i] = (float)lowbit_bf16(embed[l->ids[i / (m * hidden)] * hidden + i % hidden]);
     free(embed);
     return streams;
@@ -175,7 +227,7 @@ static void check_streams(looked_into *l)
         check_site(l, &exec, &attn, streams);
         check_site(l, &exec, &ffn, streams);
         test_assert_same_bits(streams, test_capture_f32(&l->capture, i, TAMIS_TAP_HIDDEN, 0),
-                              N_TOKENS, (int64_t)c->hc_mult * c->hidden_size, "streams");
+                              N_MODEL, (int64_t)c->hc_mult * c->hidden_size, "streams");
     }
     check_head(l, &exec, streams);
     free(streams);
@@ -183,46 +235,12 @@ static void check_streams(looked_into *l)
     test_exec_close(&exec);
 }
 
-static void check_profiles(const char *dir)
+void pv4_check_folder_model(const char *label, const char *dir, tamis_profile profile,
+                            const int32_t *ids)
 {
-    static const tamis_profile profiles[] = {TAMIS_PROFILE_OFFICIAL, TAMIS_PROFILE_ASCEND};
-    for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++) {
-        looked_into l = look_into(dir, profiles[i]);
-        check_streams(&l);
-        pv4_report_print(&l.report);
-        assert_true(pv4_report_worst_share(&l.report) < 0.08);
-        look_away(&l);
-    }
-}
-
-static void test_v4_flash_bf16(void **state)
-{
-    (void)state;
-    check_profiles("tests/golden/v4-flash-bf16");
-}
-static void test_v4_flash_fp8(void **state)
-{
-    (void)state;
-    check_profiles("tests/golden/v4-flash-fp8");
-}
-static void test_v4_pro_fp8(void **state)
-{
-    (void)state;
-    check_profiles("tests/golden/v4-pro-fp8");
-}
-static void test_v4_official(void **state)
-{
-    (void)state;
-    check_profiles("tests/golden/v4-official");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_v4_flash_bf16),
-        cmocka_unit_test(test_v4_flash_fp8),
-        cmocka_unit_test(test_v4_pro_fp8),
-        cmocka_unit_test(test_v4_official),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    looked_into l = look_into(label, dir, profile, ids);
+    check_streams(&l);
+    pv4_report_print(&l.report);
+    assert_true(pv4_report_worst_share(&l.report) < 0.08);
+    look_away(&l);
 }
