@@ -23,7 +23,7 @@
 #define TAMIS_TEST_PROFILE_REF_SFA_H
 
 #include "attention/sfa/plan.h"
-#include "model/net.h"
+#include "support/engine_run.h"
 #include "support/lowbit_ref.h"
 
 /* ---------------------------------------------------------------- comparing */
@@ -40,7 +40,7 @@ typedef struct profile_case {
     tamis_profile profile;
     lowbit_layout kv, index_key;
     int32_t layer; /* in messages */
-    profile_tally tallies[40];
+    profile_tally tallies[48];
     int32_t n_tallies, latest;
     float *q; /* queries of the running layer, kept for its attention */
 } profile_case;
@@ -129,28 +129,14 @@ void profile_check_selection(profile_case *c, const profile_layer *l);
 const uint8_t *profile_cache_row(const profile_layer *l, tamis_sfa_role role, int32_t token,
                                  int32_t pos, const lowbit_row *row);
 
-/* ---------------------------------------------------------------- around the layers */
+/* ---------------------------------------------------------------- a model */
 
 /*
- * A whole net of V3.2 or GLM that runs one step over n tokens of one sequence: as its tap and
- * watch, it checks every stage that passes. ids [n]; all logits rows must be asked for.
+ * Runs n ids through the session in one step as a new sequence and checks every stage of every
+ * layer as it passes: residual stream, norms, attention, experts, logits of all tokens. With
+ * params.mtp also the MTP block behind the step: n + 1 ids are read, and the session must take 3
+ * sequences.
  */
-typedef struct profile_net {
-    profile_case *c;
-    tamis_net *net;
-    const int32_t *ids;
-    int32_t n;
-    float *h;      /* [n][H] residual stream before the running sublayer's norm, unrounded */
-    float *ffn_in; /* [n][H] */
-} profile_net;
-
-/* The caller sets the tap and the watch, with the address of the object as their user. */
-profile_net profile_net_open(profile_case *c, tamis_net *net, const int32_t *ids, int32_t n);
-void profile_net_close(profile_net *p);
-void profile_net_tap(void *user, int32_t layer, tamis_tap_stage stage, const void *data,
-                     int64_t n_tokens, int64_t width);
-bool profile_net_watch(void *user, tamis_net_moment moment, int32_t layer);
-/* After the step: final norm and logits [n][vocab_size]. */
-void profile_net_check_head(profile_net *p, const float *logits);
+void profile_check_prompt(profile_case *c, test_engine *engine, const int32_t *ids, int32_t n);
 
 #endif

@@ -11,10 +11,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/session_internal.h"
 #include "model/v32.h"
+#include "support/mtp_run.h"
 #include "support/oracle_math.h"
 
 #define U (0x1p-24 * 1.001) /* one rounding to f32 */
+
+/* One step of a session: tap and watch of its net. */
+typedef struct profile_net {
+    profile_case *c;
+    tamis_net *net;
+    const int32_t *ids; /* [n], and the one behind where there is an MTP block */
+    int32_t n;
+    float *h;      /* [n][H] residual stream, unrounded since the latest sublayer joined */
+    float *ffn_in; /* [n][H] */
+} profile_net;
 
 static int64_t hidden_of(const profile_net *p)
 {
@@ -23,31 +35,39 @@ static int64_t hidden_of(const profile_net *p)
 
 /* ---------------------------------------------------------------- residual stream */
 
-/* h: the embedding of every token, rounded. */
-static void embed(profile_net *p)
+/* The embedding of every token, rounded. */
+static void embed(const profile_net *p, float *out, const tamis_matrix *w, const int32_t *ids)
 {
     const int64_t hidden = hidden_of(p);
-    double *values = profile_matrix(&p->net->weights->embed);
+    double *values = profile_matrix(w);
     for (int64_t t = 0; t < p->n; t++)
         for (int64_t i = 0; i < hidden; i++)
-            p->h[t * hidden + i] = (float)lowbit_bf16(values[p->ids[t] * hidden + i]);
+            out[t * hidden + i] = (float)lowbit_bf16(values[ids[t] * hidden + i]);
     free(values);
 }
 
-/* The norm reads h as it is; h is rounded afterwards. */
-static void check_norm(profile_net *p, const char *stage, const float *seen, const float *weight)
+/* seen: rows of n norms of h, stride floats apart. */
+static void check_norm(const profile_net *p, const char *stage, const float *h, const float *weight,
+                       int64_t n, const float *seen, int64_t stride)
 {
     const int64_t hidden = hidden_of(p);
     profile_value *x = oracle_take(hidden, sizeof *x);
-    for (int64_t t = 0; t < p->n; t++) {
-        float *h = p->h + t * hidden;
-        profile_rmsnorm(x, h, weight, hidden, (double)p->net->config->rms_norm_eps);
-        for (int64_t i = 0; i < hidden; i++) {
-            profile_expect_bf16(p->c, stage, t, i, seen[t * hidden + i], x[i]);
-            h[i] = (float)lowbit_bf16((double)h[i]);
-        }
+    for (int64_t t = 0; t < n; t++) {
+        profile_rmsnorm(x, h + t * hidden, weight, hidden, (double)p->net->config->rms_norm_eps);
+        for (int64_t i = 0; i < hidden; i++)
+            profile_expect_bf16(p->c, stage, t, i, seen[t * stride + i], x[i]);
     }
     free(x);
+}
+
+/* The norm of a sublayer reads h as it is; h is rounded afterwards. */
+static void check_sublayer_norm(profile_net *p, const char *stage, const float *seen,
+                                const float *weight)
+{
+    const int64_t hidden = hidden_of(p);
+    check_norm(p, stage, p->h, weight, p->n, seen, hidden);
+    for (int64_t i = 0; i < p->n * hidden; i++)
+        p->h[i] = (float)lowbit_bf16((double)p->h[i]);
 }
 
 /* h += v, one f32 addition. */
@@ -239,10 +259,36 @@ static void check_feed_forward(profile_net *p, const tamis_moe_weights *w, const
     free(shared);
 }
 
+/* ---------------------------------------------------------------- MTP block */
+
+/* A norm that the engine keeps to itself, made again by the library and checked. */
+static void replay_norm(const profile_net *p, const char *stage, const float *h,
+                        const float *weight, float *out, int64_t stride)
+{
+    assert_true(tamis_net_norm_rows(p->net, h, weight, p->n, out, stride));
+    check_norm(p, stage, h, weight, p->n, out, stride);
+}
+
+/* h = eh_proj . [enorm(embedding of the next token) ; hnorm(norm(h))] */
+static void enter_mtp(profile_net *p)
+{
+    const tamis_mtp_weights *w = &p->net->weights->mtp;
+    const int64_t hidden = hidden_of(p), size = p->n * hidden;
+    float *x = oracle_take(size, sizeof *x), *eh = oracle_take(2 * size, sizeof *eh);
+    embed(p, x, &w->embed, p->ids + 1);
+    replay_norm(p, "enorm", x, w->enorm, eh, 2 * hidden);
+    replay_norm(p, "final norm", p->h, p->net->weights->norm, x, hidden);
+    replay_norm(p, "hnorm", x, w->hnorm, eh + hidden, 2 * hidden);
+    free(p->h);
+    p->h = profile_replay_linear(p->c, "eh_proj", &w->eh_proj, eh, p->n, PROFILE_TABLE);
+    free(x);
+    free(eh);
+}
+
 /* ---------------------------------------------------------------- tap and watch */
 
-void profile_net_tap(void *user, int32_t layer, tamis_tap_stage stage, const void *data,
-                     int64_t n_tokens, int64_t width)
+static void check_tap(void *user, int32_t layer, tamis_tap_stage stage, const void *data,
+                      int64_t n_tokens, int64_t width)
 {
     profile_net *p = user;
     const tamis_layer_weights *w = &p->net->weights->layers[layer];
@@ -252,14 +298,16 @@ void profile_net_tap(void *user, int32_t layer, tamis_tap_stage stage, const voi
     switch (stage) {
     case TAMIS_TAP_ATTN_IN:
         if (layer == 0)
-            embed(p);
-        check_norm(p, "attn_in", data, w->attn_norm);
+            embed(p, p->h, &p->net->weights->embed, p->ids);
+        else if (layer == p->net->weights->n_layers)
+            enter_mtp(p);
+        check_sublayer_norm(p, "attn_in", data, w->attn_norm);
         break;
     case TAMIS_TAP_ATTN_OUT:
         join(p, data);
         break;
     case TAMIS_TAP_FFN_IN:
-        check_norm(p, "ffn_in", data, w->ffn_norm);
+        check_sublayer_norm(p, "ffn_in", data, w->ffn_norm);
         memcpy(p->ffn_in, data, bytes);
         break;
     case TAMIS_TAP_FFN_OUT:
@@ -276,7 +324,7 @@ void profile_net_tap(void *user, int32_t layer, tamis_tap_stage stage, const voi
     }
 }
 
-bool profile_net_watch(void *user, tamis_net_moment moment, int32_t layer)
+static bool check_moment(void *user, tamis_net_moment moment, int32_t layer)
 {
     profile_net *p = user;
     const profile_layer l = {.layer = &p->net->weights->layers[layer].sfa,
@@ -291,28 +339,18 @@ bool profile_net_watch(void *user, tamis_net_moment moment, int32_t layer)
     return true;
 }
 
-profile_net profile_net_open(profile_case *c, tamis_net *net, const int32_t *ids, int32_t n)
-{
-    const int64_t size = n * (int64_t)net->config->hidden_size;
-    return (profile_net){.c = c,
-                         .net = net,
-                         .ids = ids,
-                         .n = n,
-                         .h = oracle_take(size, sizeof(float)),
-                         .ffn_in = oracle_take(size, sizeof(float))};
-}
+/* ---------------------------------------------------------------- prompt */
 
-void profile_net_close(profile_net *p)
+/* Final norm and logits [n_rows][vocab_size] of tokens rows. */
+static void check_head(profile_net *p, const float *norm, const tamis_matrix *head,
+                       const int32_t *rows, int32_t n_rows, const float *logits)
 {
-    free(p->h);
-    free(p->ffn_in);
-}
-
-void profile_net_check_head(profile_net *p, const float *logits)
-{
-    const tamis_matrix *head = &p->net->weights->head;
-    p->c->layer = p->net->config->num_hidden_layers;
-    check_norm(p, "final norm", p->net->head_x, p->net->weights->norm);
+    const int64_t hidden = hidden_of(p);
+    float *h = oracle_take(n_rows * hidden, sizeof *h);
+    for (int32_t i = 0; i < n_rows; i++)
+        memcpy(h + i * hidden, p->h + rows[i] * hidden, (size_t)hidden * sizeof *h);
+    p->c->layer++;
+    check_norm(p, "final norm", h, norm, n_rows, p->net->head_x, hidden);
     profile_check_linear(p->c, "logits",
                          &(profile_linear){.w = head,
                                            .row_end = head->rows,
@@ -320,6 +358,48 @@ void profile_net_check_head(profile_net *p, const float *logits)
                                            .y = logits,
                                            .x_stride = head->cols,
                                            .y_stride = head->rows,
-                                           .n = p->n,
+                                           .n = n_rows,
                                            .flags = PROFILE_KEEP_INPUT | PROFILE_KEEP_OUTPUT});
+    free(h);
+}
+
+/* The block over all tokens; logits of some. */
+static void run_mtp(profile_net *p, test_engine *engine)
+{
+    const int32_t rows[] = {0, p->n / 2, p->n - 1};
+    const tamis_mtp_weights *w = &p->net->weights->mtp;
+    float *logits = oracle_take(3 * (int64_t)engine->info->vocab_size, sizeof *logits);
+    test_mtp_over_step(engine, p->ids + 1, p->n, rows, 3, logits);
+    check_head(p, w->norm, &w->head, rows, 3, logits);
+    free(logits);
+}
+
+void profile_check_prompt(profile_case *c, test_engine *engine, const int32_t *ids, int32_t n)
+{
+    tamis_net *net = tamis_session_net(engine->session);
+    const int64_t size = n * (int64_t)net->config->hidden_size;
+    profile_net p = {.c = c,
+                     .net = net,
+                     .ids = ids,
+                     .n = n,
+                     .h = oracle_take(size, sizeof(float)),
+                     .ffn_in = oracle_take(size, sizeof(float))};
+    float *logits = oracle_take(n * (int64_t)engine->info->vocab_size, sizeof *logits);
+    int32_t *rows = oracle_take(n, sizeof *rows);
+    for (int32_t i = 0; i < n; i++)
+        rows[i] = i;
+    const int32_t seq = test_seq_new(engine);
+    tamis_session_set_tap(engine->session, check_tap, &p);
+    net->watch = (tamis_net_watch){check_moment, &p};
+    test_feed(engine, seq, ids, n, 0, logits);
+    check_head(&p, net->weights->norm, &net->weights->head, rows, n, logits);
+    if (net->params.draft)
+        run_mtp(&p, engine);
+    net->watch = (tamis_net_watch){NULL, NULL};
+    tamis_session_set_tap(engine->session, NULL, NULL);
+    test_seq_drop(engine, seq);
+    free(p.h);
+    free(p.ffn_in);
+    free(logits);
+    free(rows);
 }

@@ -1,7 +1,8 @@
 /*
- * Profiles official and ascend on the golden folders of V3.2 and GLM: every stage of every layer
- * against a slow reference that rounds where docs/numerics-profiles.md says (profile_ref_sfa.h).
- * v32-fp8 has an indexer of 40 channels, which no Hadamard rotation fits: refused by name.
+ * Profiles official and ascend on the golden folders of V3.2 and GLM: every stage of every layer,
+ * MTP block included, against a slow reference that rounds where docs/numerics-profiles.md says
+ * (profile_ref_sfa.h). v32-fp8 has an indexer of 40 channels, which no Hadamard rotation fits:
+ * refused by name.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "engine/session_internal.h"
 #include "support/golden_compare.h"
+#include "support/mtp_run.h"
 #include "support/profile_ref_sfa.h"
 #include "support/sanitized.h"
 
@@ -28,32 +29,24 @@ static tamis_model *open_model(const char *dir, tamis_profile profile)
     return model;
 }
 
-/* The first 1 / share of a folder's prompt in one step, all logits. A sanitizer sees less. */
+/* The first 1 / share of a folder's prompt in one step. A sanitizer sees less. */
 static void check_folder(const char *dir, tamis_profile profile, tamis_dtype kv_cache_dtype,
                          int32_t share)
 {
     test_golden *golden = test_golden_open(dir, "golden.safetensors");
     int64_t n_ids;
     int32_t *ids = test_golden_ids(golden, "ids", &n_ids);
-    const int32_t n = TEST_IS_SANITIZED ? 60 : (int32_t)n_ids / share;
-    const tamis_session_params params = test_session_params(kv_cache_dtype, n);
+    const int32_t n = TEST_IS_SANITIZED ? 60 : (int32_t)n_ids / share - 1;
     test_engine model = {.model = open_model(dir, profile), .owns_model = true};
+    tamis_session_params params = test_mtp_params(kv_cache_dtype, n, 3);
+    params.mtp = strcmp(tamis_model_get_info(model.model)->drafter, "mtp") == 0;
     test_engine engine = test_engine_share(&model, &params);
-    float *logits = calloc((size_t)n * (size_t)engine.info->vocab_size, sizeof *logits);
-    assert_non_null(logits);
     assert_string_equal(engine.info->profile, tamis_profile_name(profile));
-    tamis_net *net = tamis_session_net(engine.session);
     profile_case c = profile_case_open(dir, profile, kv_cache_dtype);
-    profile_net p = profile_net_open(&c, net, ids, n);
-    tamis_session_set_tap(engine.session, profile_net_tap, &p);
-    net->watch = (tamis_net_watch){profile_net_watch, &p};
-    test_feed(&engine, test_seq_new(&engine), ids, n, 0, logits);
-    profile_net_check_head(&p, logits);
-    profile_net_close(&p);
+    profile_check_prompt(&c, &engine, ids, n);
     profile_case_close(&c);
     test_engine_close(&engine);
     test_engine_close(&model);
-    free(logits);
     free(ids);
     test_golden_close(golden);
 }

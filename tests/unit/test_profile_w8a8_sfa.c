@@ -13,6 +13,7 @@
 #include "engine/session_internal.h"
 #include "quantize/quantize.h"
 #include "support/golden_compare.h"
+#include "support/mtp_run.h"
 #include "support/profile_ref_sfa.h"
 #include "support/profile_ref_sfa_model.h"
 #include "support/sanitized.h"
@@ -28,40 +29,29 @@
 #define N_PROMPTS    (TEST_IS_SANITIZED ? 1 : 3)
 #define N_TRIALS     8
 
-static test_engine open_engine(const char *dir, tamis_profile profile, tamis_dtype kv_cache_dtype,
-                               int32_t max_len)
+static test_engine open_engine(const char *dir, tamis_profile profile,
+                               const tamis_session_params *session)
 {
-    const tamis_session_params session = test_session_params(kv_cache_dtype, max_len);
     tamis_model_params params = tamis_model_params_default();
     tamis_error err;
-    test_engine model = {.owns_model = true};
+    test_engine model = {.model = NULL};
     params.profile = profile;
     test_must(tamis_model_open_with(&model.model, dir, &params, &err), &err, dir);
-    test_engine engine = test_engine_share(&model, &session);
+    test_engine engine = test_engine_share(&model, session);
     engine.owns_model = true;
     return engine;
 }
 
-/* ---------------------------------------------------------------- stages */
-
 static void check_stages(const char *name, const char *dir, const int32_t *ids,
                          tamis_dtype kv_cache_dtype)
 {
-    const int32_t n = STAGE_TOKENS;
-    test_engine engine = open_engine(dir, TAMIS_PROFILE_ASCEND, kv_cache_dtype, n);
-    tamis_net *net = tamis_session_net(engine.session);
-    float *logits = calloc((size_t)n * (size_t)engine.info->vocab_size, sizeof *logits);
-    assert_non_null(logits);
+    tamis_session_params params = test_mtp_params(kv_cache_dtype, STAGE_TOKENS, 3);
+    params.mtp = strstr(name, "glm52") != NULL;
+    test_engine engine = open_engine(dir, TAMIS_PROFILE_ASCEND, &params);
     profile_case c = profile_case_open(name, TAMIS_PROFILE_ASCEND, kv_cache_dtype);
-    profile_net p = profile_net_open(&c, net, ids, n);
-    tamis_session_set_tap(engine.session, profile_net_tap, &p);
-    net->watch = (tamis_net_watch){profile_net_watch, &p};
-    test_feed(&engine, test_seq_new(&engine), ids, n, 0, logits);
-    profile_net_check_head(&p, logits);
-    profile_net_close(&p);
+    profile_check_prompt(&c, &engine, ids, STAGE_TOKENS);
     profile_case_close(&c);
     test_engine_close(&engine);
-    free(logits);
 }
 
 /* ---------------------------------------------------------------- logits */
@@ -140,7 +130,8 @@ static void check_explained(const char *name, profile_noise_model *m, const int3
 /* The double-precision model is the engine's in profile exact when nothing is rounded. */
 static void check_unrounded(profile_noise_model *m, const char *dir, const int32_t *ids)
 {
-    test_engine engine = open_engine(dir, TAMIS_PROFILE_EXACT, TAMIS_DTYPE_F32, PROMPT);
+    const tamis_session_params params = test_session_params(TAMIS_DTYPE_F32, PROMPT);
+    test_engine engine = open_engine(dir, TAMIS_PROFILE_EXACT, &params);
     engine_run exact = run_prompt(&engine, ids);
     m->user = &exact.capture;
     double *logits = profile_noise_run(m, ids, PROMPT, NULL);
@@ -160,7 +151,8 @@ static void check_logits(const char *name, const char *source_dir, const char *t
     oracle_v32 source = oracle_v32_open(source_dir), twin = oracle_v32_open(twin_dir);
     profile_noise_model m = {.source = &source, .twin = &twin, .experts = chosen_experts};
     check_unrounded(&m, source_dir, ids);
-    test_engine engine = open_engine(twin_dir, TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_BF16, PROMPT);
+    const tamis_session_params params = test_session_params(TAMIS_DTYPE_BF16, PROMPT);
+    test_engine engine = open_engine(twin_dir, TAMIS_PROFILE_ASCEND, &params);
     double ratio, mean = 0;
     for (int i = 0; i < N_PROMPTS; i++) {
         engine_run seen = run_prompt(&engine, ids + i * PROMPT);
