@@ -179,8 +179,8 @@ TAMIS_API tamis_layer_plan_view tamis_sfa_plan_layer(const tamis_sfa_plan *plan,
  * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
  *          caches were opened for, no team or one of another size, caches of another plan,
  *          out that overlaps x. UNSUPPORTED: a weight in a format that the profile does not run
- *          (official: I8, I4; ascend: kv_b_proj as I8, I4). STATE: no step is planned (nothing was built yet, or the latest
- *          build was refused); a step of no tokens is one.
+ *          (official: I8, I4; ascend: kv_b_proj as I8, I4). STATE: no step is planned (nothing was
+ *          built yet, or the latest build was refused); a step of no tokens is one.
  *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input)
  * source   V3.2 inference/model.py (MLA, Indexer); sfa_v1.py forward
  */

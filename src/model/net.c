@@ -40,6 +40,8 @@ static tamis_status check_profile(const tamis_net *net, tamis_error *err)
     const tamis_profile profile = net->params.cache.profile;
     const tamis_model_weights *w = net->weights;
     char object[32], prefix[32];
+    if (profile == TAMIS_PROFILE_EXACT)
+        return TAMIS_STATUS_OK;
     for (int32_t i = 0; i < tamis_net_num_layers(net); i++) {
         const tamis_moe_weights *moe = &w->layers[i].moe;
         snprintf(object, sizeof object, "layer %d", i);
