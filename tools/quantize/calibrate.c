@@ -47,6 +47,13 @@ static bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == '\v' || c == '\f';
 }
 
+/* Of a word in a message. */
+static int shown_bytes(const char *word)
+{
+    const size_t n = strcspn(word, " \n\t\r\v\f");
+    return n < 24 ? (int)n : 24;
+}
+
 static tamis_status parse_ids(id_list *out, const char *path, const char *text, size_t bytes,
                               int32_t vocab_size, tamis_error *err)
 {
@@ -62,8 +69,9 @@ static tamis_status parse_ids(id_list *out, const char *path, const char *text, 
         const long id = *at >= '0' && *at <= '9' ? strtol(at, &end, 10) : -1;
         if (id < 0 || errno != 0 || id >= vocab_size || (*end != '\0' && !is_space(*end)))
             return tamis_fail(err, TAMIS_STATUS_INVALID,
-                              "%s: byte %lld is '%.16s', allowed: ids 0..%d between white space",
-                              path, (long long)(at - text), at, (int)vocab_size - 1);
+                              "%s: byte %lld is '%.*s', allowed: ids 0..%d between white space",
+                              path, (long long)(at - text), shown_bytes(at), at,
+                              (int)vocab_size - 1);
         out->ids[out->n++] = (int32_t)id;
         at = end;
     }
