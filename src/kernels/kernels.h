@@ -268,8 +268,8 @@
  * linear_i8: y[t][r - row_begin] = ((float)(acc + bias[r]) * row_scale[r]) * token_scale[t],
  *   acc = integer sum over c of w[r][c] * x[t][c]; bias NULL: none; token_scale NULL: no product.
  *   shapes  x int8 [n_tokens][cols], rows x_stride bytes apart; y as in linear; w I8 or I4
- *   range   cols up to 2^16, bias below 2^30 in magnitude: no sum leaves 32 bits; no saturation for
- *           any pair of bytes
+ *   range   cols up to 2^16: no integer sum leaves 32 bits, the one with the bias is of 64; no
+ *           saturation for any pair of bytes
  *   class   exact (integers, then two f32 products).
  */
 #define TAMIS_KERNEL_linear_i8(F)                                                              \

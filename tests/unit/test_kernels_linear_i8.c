@@ -171,23 +171,24 @@ static void test_no_saturation_in_tiles(void **state)
     }
 }
 
-/* The longest row: 2^16 columns of -128 * -128 and a bias just below 2^30 end at 2^31 - 1. */
+/* The longest row, 2^16 columns of -128 * -128, with no bias and with those that leave 32 bits. */
 static void test_longest_sum(void **state)
 {
     (void)state;
     enum { COLS = 1 << 16 };
     static int8_t low[COLS];
-    const int32_t bias = (1 << 30) - 1;
     const float one = 1.0f;
+    const int32_t biases[3] = {0, INT32_MAX, 1 << 30};
+    const float want[3] = {0x1p+30f, 0x1.8p+31f, 0x1p+31f};
     memset(low, -128, sizeof low);
     const tamis_matrix w = {
         .dtype = TAMIS_DTYPE_I8, .rows = 1, .cols = COLS, .data = low, .row_bytes = COLS};
     FOR_EACH_LEVEL(level)
-    {
+    for (int i = 0; i < 3; i++) {
         float y;
         tamis_kernels_for(level_at(level))
-            ->linear_i8(&y, 1, low, COLS, NULL, 1, &w, &one, &bias, 0, 1);
-        assert_true(y == 0x1p+31f); /* 2^31 - 1 as f32 */
+            ->linear_i8(&y, 1, low, COLS, NULL, 1, &w, &one, &biases[i], 0, 1);
+        assert_true(y == want[i]); /* 2^31 + 2^30 - 1 is rounded up */
     }
 }
 

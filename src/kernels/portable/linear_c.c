@@ -89,11 +89,11 @@ TAMIS_KERNEL_linear_i8(tamis_linear_i8_c)
         const uint8_t *row = tamis_weight_row(w, r);
         for (int64_t t = 0; t < n_tokens; t++) {
             const int8_t *in = x + t * x_stride;
-            int32_t acc = bias ? bias[r] : 0;
+            int32_t acc = 0;
             for (int64_t c = 0; c < w->cols; c++)
                 acc += in[c] * (w->dtype == TAMIS_DTYPE_I4 ? tamis_i4_decode(row, r, c)
                                                            : (int32_t)(int8_t)row[c]);
-            float value = (float)acc * row_scale[r];
+            float value = (float)((int64_t)acc + (bias ? bias[r] : 0)) * row_scale[r];
             if (token_scale)
                 value *= token_scale[t];
             y[t * y_stride + r - row_begin] = value;

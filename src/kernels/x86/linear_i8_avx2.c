@@ -240,7 +240,7 @@ TAMIS_KERNEL_linear_i8(tamis_linear_i8_avx2)
             sum_tile(&block, tokens);
             for (int64_t row = begin; row < block.row_end; row++)
                 for (int64_t t = 0; t < tokens; t++) {
-                    const int32_t sum = sums[row - begin][t] + (bias ? bias[row] : 0);
+                    const int64_t sum = (int64_t)sums[row - begin][t] + (bias ? bias[row] : 0);
                     const float value = (float)sum * row_scale[row];
                     y[(first + t) * y_stride + row - row_begin] =
                         token_scale ? value * token_scale[first + t] : value;
