@@ -248,7 +248,7 @@ static void test_selection(void **state)
     test_rng rng = test_rng_start("index formats", 31);
     index_case *c = calloc(1, sizeof *c);
     int n_ties[NUM_FORMATS] = {0};
-    for (int round = 0; round < (TEST_IS_SANITIZED ? 12 : 60); round++) {
+    for (int round = 0; round < (TEST_IS_TSAN ? 30 : 60); round++) {
         const int format = round % NUM_FORMATS;
         c->best_first = round / NUM_FORMATS % 2 == 0;
         fill_case(c, &rng, format);
