@@ -342,6 +342,34 @@ static void test_frequencies(void **state)
     assert_true(steps[1] == 1.0f / 1.33352148532867431640625f);
 }
 
+/* The normed low-rank query holds BF16 values unless wq_b quantises each token's to int8. */
+static void test_low_rank_query(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("low-rank query", 20261209);
+    const tamis_dsa_config config = config_of(0);
+    for (int form = 0; form < TEST_NUM_WEIGHT_FORMS; form++) {
+        fixture f = open_fixture(TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_AUTO, (test_weight_form)form,
+                                 &config, 1, &rng);
+        test_rig rig = open_rig(&f, 1);
+        test_rig_seq seq = test_rig_seq_open(&rig), *seqs[] = {&seq};
+        const int32_t n = 3, n_values = n * config.q_lora_rank;
+        float *rounded = test_take(n_values, sizeof *rounded);
+        tamis_error err;
+        test_rig_plan(&rig, seqs, &n, 1);
+        test_must(tamis_dsa_preprocess(&f.layers[0], 0, rig.plan, rig.caches, f.x, rig.team, &err),
+                  &err, "preprocess");
+        memcpy(rounded, rig.plan->ws.qa, (size_t)n_values * sizeof *rounded);
+        tamis_kernels_current()->round_bf16(rounded, n_values);
+        const bool is_bf16 =
+            memcmp(rounded, rig.plan->ws.qa, (size_t)n_values * sizeof *rounded) == 0;
+        assert_int_equal(is_bf16, form != TEST_WEIGHTS_I8 && form != TEST_WEIGHTS_I4);
+        free(rounded);
+        test_rig_close(&rig);
+        close_fixture(&f);
+    }
+}
+
 /* ---------------------------------------------------------------- refusals */
 
 static void refused(tamis_status st, tamis_status expected, const tamis_error *err,
@@ -416,6 +444,7 @@ int main(void)
         cmocka_unit_test(test_inputs_fit),
         cmocka_unit_test(test_lists),
         cmocka_unit_test(test_frequencies),
+        cmocka_unit_test(test_low_rank_query),
         cmocka_unit_test(test_refused_weights),
         cmocka_unit_test(test_refused_caches),
     };
