@@ -20,7 +20,8 @@
  *
  *   exact     nothing is rounded but cache rows
  *   official  the vendor's rounding points: BF16 after every stage, FP8 inputs of FP8 and FP4
- *             weights, FP8 rows, Hadamard and FP4 in the indexer, best rows first; no integer weights
+ *             weights, FP8 rows, Hadamard and FP4 in the indexer, best rows first; no I8 or I4
+ *             weights
  *   ascend    vllm-ascend's: integer products of I8 and I4 weights, FP8 inputs of FP8 and FP4 ones,
  *             int8 in the indexer, BF16 after every stage
  *
@@ -197,9 +198,9 @@ TAMIS_API tamis_layer_plan_view tamis_dsa_plan_layer(const tamis_dsa_plan *plan,
  * threads  plan, caches and team belong to one caller at a time
  * errors   INVALID before anything is written: layer_idx, a config or weight shape other than the
  *          caches were opened for, no team or one of another size, caches of another plan,
- *          out that overlaps x. UNSUPPORTED, likewise: a weight in a format that the caches' profile
- *          does not run (official: I8, I4). STATE: no step is planned (nothing was built yet, or the
- *          latest build was refused); a step of no tokens is one.
+ *          out that overlaps x. UNSUPPORTED, likewise: a weight in a format that the profile does not
+ *          run (official: I8, I4). STATE: no step is planned (nothing was built yet, or the latest
+ *          build was refused); a step of no tokens is one.
  *          FORMAT afterwards: a NaN or infinity came up (damaged weights or input); the outputs
  *          are not to be used, and the ring slots of this step's requests are spoilt: clear them
  *          (tamis_dsa_caches_clear_slot) and start the sequences again
