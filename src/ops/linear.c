@@ -163,16 +163,15 @@ static void run_integers(const linear_pass *pass, const tamis_linear_job *job,
                          const job_input *input, int64_t begin, int64_t end)
 {
     const bool is_static = input->form == INPUT_I8_STATIC;
-    pass->exec->kernels->linear_i8(
-        job->y + (begin - job->row_begin), job->y_stride, input->x, input->x_stride,
-        input->token_scale, job->n_tokens, job->w,
-        is_static ? job->w->input->deq_scale : (const float *)job->w->scale,
-        is_static ? job->w->input->quant_bias : NULL, begin, end);
+    pass->exec->kernels->linear_i8(job->y + (begin - job->row_begin), job->y_stride, input->x,
+                                   input->x_stride, input->token_scale, job->n_tokens, job->w,
+                                   is_static ? job->w->input->deq_scale
+                                             : (const float *)job->w->scale,
+                                   is_static ? job->w->input->quant_bias : NULL, begin, end);
 }
 
 /* Rows [begin, end) of a job, all tokens. */
-static void run_rows(const linear_pass *pass, int64_t i, int64_t begin, int64_t end,
-                     int thread_idx)
+static void run_rows(const linear_pass *pass, int64_t i, int64_t begin, int64_t end, int thread_idx)
 {
     const tamis_exec *exec = pass->exec;
     const tamis_linear_job *job = &pass->jobs[i];

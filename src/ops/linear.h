@@ -49,7 +49,8 @@ size_t tamis_linear_input_bytes(int64_t n_jobs, int64_t n_rows, int64_t cols);
 /* A job over all rows of w, x and y contiguous. */
 tamis_linear_job tamis_linear_full(const tamis_matrix *w, const float *x, float *y,
                                    int64_t n_tokens);
-/* Scratch: TAMIS_LINEAR_SCRATCH(largest cols) floats per thread. One barrier. */
+/* Scratch: TAMIS_LINEAR_SCRATCH(largest cols) floats per thread. One barrier, two if an input is
+ * quantised. */
 void tamis_linear_run(const tamis_exec *exec, const tamis_linear_job *jobs, int64_t n_jobs);
 /*
  * The transposed product of each job: y[t][c] = sum over its rows of w[r][c] x[t][r - row_begin], x
