@@ -42,7 +42,8 @@ typedef struct profile_case {
     int32_t layer; /* in messages */
     profile_tally tallies[48];
     int32_t n_tallies, latest;
-    float *q; /* queries of the running layer, kept for its attention */
+    float *q;         /* queries of the running layer, kept for its attention */
+    tamis_team *team; /* for replays: none may be opened while a step runs */
 } profile_case;
 
 /* kv_cache_dtype as in tamis_cache_params, which here is one that the profile has. */

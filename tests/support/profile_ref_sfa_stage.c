@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "ops/linear.h"
-#include "support/exec.h"
 #include "support/oracle_math.h"
 
 /* One rounding to f32; the little more pays for products of errors. */
@@ -28,6 +27,8 @@ profile_case profile_case_open(const char *name, tamis_profile profile, tamis_dt
     c.kv = is_official                        ? LOWBIT_ROW_656_FLASHMLA
            : kv_cache_dtype == TAMIS_DTYPE_I8 ? LOWBIT_ROW_656_ASCEND
                                               : LOWBIT_ROW_BF16;
+    tamis_error err;
+    oracle_stop_on(tamis_team_open(&c.team, 1, &err), &err);
     c.index_key = is_official ? LOWBIT_ROW_INDEX_FP8 : LOWBIT_ROW_INDEX_INT8;
     return c;
 }
@@ -44,6 +45,7 @@ void profile_case_close(profile_case *c)
     printf("%s, %s: %lld values of %d stages, %lld open; f32 values within %.2f of their bounds\n",
            c->name, tamis_profile_name(c->profile), (long long)n, c->n_tallies, (long long)n_open,
            worst);
+    tamis_team_close(&c->team);
     free(c->q);
     c->q = NULL;
 }
@@ -322,18 +324,20 @@ float *profile_replay_linear(profile_case *c, const char *stage, const tamis_mat
                              const float *x, int64_t n, int flags)
 {
     float *y = oracle_take(n * w->rows, sizeof *y);
-    tamis_exec exec =
-        test_exec_open(1, tamis_cpu_level_current(), TAMIS_LINEAR_SCRATCH((size_t)w->cols));
-    exec.profile = c->profile;
-    exec.input_bytes = tamis_linear_input_bytes(1, n, w->cols);
+    tamis_exec exec = {.team = c->team,
+                       .kernels = tamis_kernels_current(),
+                       .scratch_floats = (TAMIS_LINEAR_SCRATCH((size_t)w->cols) + 15) / 16 * 16,
+                       .profile = c->profile,
+                       .input_bytes = tamis_linear_input_bytes(1, n, w->cols)};
+    exec.scratch = aligned_alloc(64, exec.scratch_floats * sizeof *exec.scratch + 64);
     exec.inputs = aligned_alloc(64, (exec.input_bytes + 63) / 64 * 64);
-    assert_non_null(exec.inputs);
+    assert_true(exec.scratch != NULL && exec.inputs != NULL);
     tamis_linear_job job = tamis_linear_full(w, x, y, n);
     job.keep_input = flags & PROFILE_KEEP_INPUT;
     job.keep_output = flags & PROFILE_KEEP_OUTPUT;
     tamis_linear_run(&exec, &job, 1);
     free(exec.inputs);
-    test_exec_close(&exec);
+    free(exec.scratch);
     profile_check_linear(c, stage,
                          &(profile_linear){.w = w,
                                            .row_end = w->rows,
