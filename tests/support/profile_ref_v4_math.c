@@ -287,10 +287,12 @@ static pv4_span dot_row(const double *w, const pv4_span *x, int64_t n)
 /* Integers: the sum is exact. */
 static pv4_span integer_sum(const double *w, const pv4_span *x, int64_t n)
 {
-    pv4_span sum = pv4_number(0);
-    for (int64_t i = 0; i < n; i++)
-        sum = pv4_add(sum, pv4_mul(pv4_number(w[i]), x[i]));
-    return sum;
+    double centre = 0, radius = 0; /* twice of both: whole numbers */
+    for (int64_t i = 0; i < n; i++) {
+        centre += w[i] * (x[i].lo + x[i].hi);
+        radius += fabs(w[i]) * (x[i].hi - x[i].lo);
+    }
+    return (pv4_span){(centre - radius) / 2, (centre + radius) / 2};
 }
 
 static float f32_at(const void *data, int64_t i)
