@@ -411,6 +411,7 @@ static void print_json(const generation *g)
     if (g->sampling.temperature > 0.0f)
         json_object_set_new(object, "seed", json_integer((json_int_t)g->sampling.seed));
     json_object_set_new(object, "index_cache", json_string(cli_engine_index_cache(&g->engine)));
+    json_object_set_new(object, "profile", json_string(g->engine.info->profile));
     cli_out_json(object, 0);
     json_decref(object);
 }

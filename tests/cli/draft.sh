@@ -68,7 +68,7 @@ cp "$work/out" "$work/plain"
 run tamis generate -m "$work/eos" --ids $data/prompt-0.ids -n 9 --print-ids $f32 --draft mtp --draft-tokens 9
 expect 0 out_file "$work/plain" err "*finish: eos (token $fifth)*"
 run tamis generate -m $model -p And -n 8 $f32 --draft mtp --json -q
-expect 0 out '{"text": *, "finish_reason": "length", "prompt_tokens": 2, "generated_tokens": 8, "drafted_tokens": [1-9]*, "accepted_tokens": *, "index_cache": "none"}
+expect 0 out '{"text": *, "finish_reason": "length", "prompt_tokens": 2, "generated_tokens": 8, "drafted_tokens": [1-9]*, "accepted_tokens": *, "index_cache": "none", "profile": "exact"}
 '
 
 # Refusals.
