@@ -105,8 +105,14 @@ tamis_status tamis_config_read_quantization(tamis_model_config *out,
     out->weight_block_rows = out->weight_block_cols = 128;
     if (quant.json == NULL)
         return TAMIS_STATUS_OK;
+    const char *method = "fp8";
     out->has_quantization = true;
-    TAMIS_TRY(expect_text(&quant, "quant_method", "fp8"));
+    TAMIS_TRY(tamis_config_text(&quant, "quant_method", &method));
+    if (strcmp(method, "ascend") == 0) /* quant_model_description.json says the rest */
+        return TAMIS_STATUS_OK;
+    if (strcmp(method, "fp8") != 0)
+        return tamis_config_refuse(&quant, TAMIS_STATUS_UNSUPPORTED, "quant_method",
+                                   tamis_config_get(&quant, "quant_method"), "fp8, ascend");
     TAMIS_TRY(expect_text(&quant, "fmt", "e4m3"));
     return read_block_size(out, &quant);
 }

@@ -79,9 +79,20 @@ static uint64_t config_sum(const tamis_model_config *c)
 
 /* ---------------------------------------------------------------- tensors */
 
-static uint64_t tensor_sum(const tamis_tensor *tensor)
+/* How a folder's description means a tensor: the same bytes may be W8A8 or W8A8_MIX. */
+static int32_t scheme_of(const tamis_model *model, const tamis_tensor *tensor)
 {
-    const int32_t dtype = (int32_t)tensor->dtype;
+    const tamis_quant_description *d = tamis_checkpoint_description(model->checkpoint);
+    tamis_quant_scheme scheme;
+    if (d == NULL ||
+        tamis_quant_description_scheme(d, tensor->name, &scheme, NULL) != TAMIS_STATUS_OK)
+        return TAMIS_SCHEME_FLOAT;
+    return (int32_t)scheme;
+}
+
+static uint64_t tensor_sum(const tamis_model *model, const tamis_tensor *tensor)
+{
+    const int32_t dtype = (int32_t)tensor->dtype + (scheme_of(model, tensor) << 8);
     const size_t n = tensor->bytes < SAMPLE_BYTES ? (size_t)tensor->bytes : SAMPLE_BYTES;
     uint64_t sum = tamis_checksum(tensor->name, strlen(tensor->name), 0);
     sum = add_ints(sum, &dtype, 1);
@@ -94,6 +105,6 @@ uint64_t tamis_model_fingerprint(const tamis_model *model)
     const int32_t n = tamis_checkpoint_num_tensors(model->checkpoint);
     uint64_t tensors = 0; /* a plain sum: any order of files and tensors */
     for (int32_t i = 0; i < n; i++)
-        tensors += tensor_sum(tamis_checkpoint_tensor(model->checkpoint, i));
+        tensors += tensor_sum(model, tamis_checkpoint_tensor(model->checkpoint, i));
     return tamis_checksum(&tensors, sizeof tensors, config_sum(&model->config));
 }

@@ -67,6 +67,15 @@ static tamis_status bind_sfa_indexer(tamis_binder *b, tamis_sfa_weights *w,
                                    c->index_n_heads, c->hidden_size);
 }
 
+/* What the quantiser took out of the input's range goes back in behind the norm. */
+static tamis_status bind_q_norm_bias(tamis_binder *b, tamis_sfa_weights *w, int64_t n)
+{
+    if (tamis_checkpoint_description(b->checkpoint) == NULL ||
+        tamis_binder_find(b, TAMIS_WEIGHT_Q_NORM_BIAS) == NULL)
+        return TAMIS_STATUS_OK;
+    return tamis_bind_vector(b, &w->q_a_norm_bias, TAMIS_WEIGHT_Q_NORM_BIAS, n);
+}
+
 tamis_status tamis_bind_sfa(tamis_binder *b, tamis_sfa_layer *layer)
 {
     tamis_sfa_weights *w = &layer->weights;
@@ -78,6 +87,7 @@ tamis_status tamis_bind_sfa(tamis_binder *b, tamis_sfa_layer *layer)
     TAMIS_TRY(
         tamis_bind_matrix(b, &w->q_a_proj, TAMIS_WEIGHT_WQ_A, c->q_lora_rank, c->hidden_size));
     TAMIS_TRY(tamis_bind_vector(b, &w->q_a_norm, TAMIS_WEIGHT_Q_NORM, c->q_lora_rank));
+    TAMIS_TRY(bind_q_norm_bias(b, w, c->q_lora_rank));
     TAMIS_TRY(tamis_bind_matrix(b, &w->q_b_proj, TAMIS_WEIGHT_WQ_B, q_width, c->q_lora_rank));
     TAMIS_TRY(tamis_bind_matrix(b, &w->kv_a_proj, TAMIS_WEIGHT_KV_A_PROJ, c->kv_lora_rank + rope,
                                 c->hidden_size));

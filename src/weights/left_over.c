@@ -99,7 +99,7 @@ static tamis_status refuse(const tamis_binder *b, const tamis_tensor *tensor,
     if (is_norm_bias(b, tensor))
         return tamis_fail(b->err, TAMIS_STATUS_UNSUPPORTED,
                           "%s: tensor %s is there and not 0, allowed: norms without a bias, or one "
-                          "of zeros in F32, BF16 or F16",
+                          "of zeros in F32, BF16 or F16 (V3.2, GLM: q_a_layernorm any)",
                           file, tensor->name);
     if (is_indexer_not_run(b, place))
         return tamis_fail(b->err, TAMIS_STATUS_FORMAT,

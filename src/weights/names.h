@@ -29,6 +29,7 @@ typedef enum tamis_weight {
     TAMIS_WEIGHT_HC_FFN_SCALE,
     TAMIS_WEIGHT_WQ_A, /* q_a_proj */
     TAMIS_WEIGHT_Q_NORM,
+    TAMIS_WEIGHT_Q_NORM_BIAS, /* V3.2, GLM as Ascend's quantiser leaves them */
     TAMIS_WEIGHT_WQ_B, /* q_b_proj */
     TAMIS_WEIGHT_WKV,  /* V4; the others: KV_A_PROJ, KV_B_PROJ, O_PROJ */
     TAMIS_WEIGHT_KV_NORM,

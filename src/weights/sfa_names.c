@@ -44,6 +44,7 @@ const tamis_names tamis_sfa_names = {
             [TAMIS_WEIGHT_FFN_NORM] = LAYER("post_attention_layernorm.weight"),
             [TAMIS_WEIGHT_WQ_A] = LAYER("self_attn.q_a_proj.weight"),
             [TAMIS_WEIGHT_Q_NORM] = LAYER("self_attn.q_a_layernorm.weight"),
+            [TAMIS_WEIGHT_Q_NORM_BIAS] = LAYER("self_attn.q_a_layernorm.bias"),
             [TAMIS_WEIGHT_WQ_B] = LAYER("self_attn.q_b_proj.weight"),
             [TAMIS_WEIGHT_KV_A_PROJ] = LAYER("self_attn.kv_a_proj_with_mqa.weight"),
             [TAMIS_WEIGHT_KV_NORM] = LAYER("self_attn.kv_a_layernorm.weight"),

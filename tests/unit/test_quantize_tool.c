@@ -214,8 +214,9 @@ static void test_every_family(void **state)
         {TAMIS_SCHEME_FLOAT, TAMIS_SCHEME_W4A8_DYNAMIC},
     };
     const int n_schemes = TEST_IS_SANITIZED ? 1 : 4;
+    const int step = TEST_IS_SANITIZED ? 2 : 1; /* one folder of each family */
     int n_ascend = 0;
-    for (int i = 0; i < N_GOLDEN * n_schemes; i++) {
+    for (int i = 0; i < N_GOLDEN * n_schemes; i += step) {
         const tamis_quant_scheme attention = schemes[i % n_schemes][0];
         const tamis_quant_scheme experts = schemes[i % n_schemes][1];
         const char *source = golden[i / n_schemes];

@@ -223,23 +223,53 @@ static void test_plural(void **state)
 
 /* ---------------------------------------------------------------- what else is in such folders */
 
-/* Norms get a bias whether it is used or not. */
+/* Norms get a bias whether it is used or not; that of q_a is read, another one must be 0. */
 static void test_norm_bias(void **state)
 {
     (void)state;
-    static const char name[] = "model.layers.1.self_attn.q_a_layernorm.bias";
+    static const char q_a[] = "model.layers.1.self_attn.q_a_layernorm.bias";
+    static const char kv_a[] = "model.layers.1.self_attn.kv_a_layernorm.bias";
     ascend_folder f = v32_static();
     uint16_t bias[512] = {0};
-    const int64_t shape[] = {f.items.config.q_lora_rank};
-    bias[5] = 0x8000; /* -0 */
-    test_item *item = test_items_add(&f.items, name, "BF16", 1, shape, bias, (size_t)shape[0] * 2);
-    ascend_describe(&f, name, "W8A8");
+    const int64_t n = f.items.config.q_lora_rank;
+    bias[7] = 0x3fc0; /* 1.5 */
+    test_items_add(&f.items, q_a, "BF16", 1, &n, bias, (size_t)n * 2);
     test_bound b = ascend_bind_ok(&f);
+    assert_true(b.weights->layers[1].sfa.weights.q_a_norm_bias[7] == 1.5f);
+    assert_true(b.weights->layers[1].sfa.weights.q_a_norm_bias[8] == 0.0f);
+    assert_null(b.weights->layers[2].sfa.weights.q_a_norm_bias);
+    test_unbind(&b);
+    bias[7] = 0x8000; /* -0 */
+    test_item *item = test_items_add(&f.items, kv_a, "BF16", 1, &n, bias, (size_t)n * 2);
+    ascend_describe(&f, kv_a, "W8A8");
+    b = ascend_bind_ok(&f);
     test_unbind(&b);
     bias[7] = 0x0100;
-    test_item_set(item, "BF16", bias, (size_t)shape[0] * 2);
-    ascend_expect_refused(&f, TAMIS_STATUS_UNSUPPORTED, name, "not 0");
+    test_item_set(item, "BF16", bias, (size_t)n * 2);
+    ascend_expect_refused(&f, TAMIS_STATUS_UNSUPPORTED, kv_a, "not 0");
     ascend_free(&f);
+    /* Without a description it is another model. */
+    test_items items = test_items_read(V32_BF16);
+    test_items_add(&items, q_a, "BF16", 1, &n, bias, (size_t)n * 2);
+    test_expect_refused(&items, TAMIS_STATUS_FORMAT, q_a, "is not part of this model");
+    test_items_free(&items);
+}
+
+/* vLLM's name for such folders, in place of what config.json says about FP8. */
+static void test_quant_method(void **state)
+{
+    (void)state;
+    char *text = test_file_read(V32_BF16, "config.json", NULL);
+    json_t *json = json_loads(text, 0, NULL);
+    json_object_set_new(json, "quantization_config", json_pack("{s:s}", "quant_method", "ascend"));
+    char *changed = json_dumps(json, 0);
+    tamis_model_config config;
+    tamis_error err;
+    assert_int_equal(
+        tamis_model_config_parse(&config, "c", changed, strlen(changed), NULL, 0, &err), 0);
+    json_decref(json);
+    free(text);
+    free(changed);
 }
 
 /* The main model of a rotated folder runs, its MTP block does not. FP8 that the description does
@@ -328,7 +358,7 @@ int main(void)
         cmocka_unit_test(test_bf16_scales), cmocka_unit_test(test_zero_row),
         cmocka_unit_test(test_plural),      cmocka_unit_test(test_norm_bias),
         cmocka_unit_test(test_rotated),     cmocka_unit_test(test_other_keys),
-        cmocka_unit_test(test_inspection),
+        cmocka_unit_test(test_inspection),  cmocka_unit_test(test_quant_method),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
