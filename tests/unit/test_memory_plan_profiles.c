@@ -222,6 +222,14 @@ static int64_t expected_block(const tamis_model_config *c, const tamis_inspectio
     return bytes;
 }
 
+static uint64_t in_use(void)
+{
+    uint64_t bytes = 0;
+    for (int kind = 0; kind < TAMIS_NUM_MEM_KINDS; kind++)
+        bytes += tamis_mem_in_use((tamis_mem_kind)kind);
+    return bytes;
+}
+
 typedef struct taken {
     uint64_t planned, allocated;
 } taken;
@@ -235,12 +243,16 @@ static taken take(const tamis_model *model, tamis_dtype dtype, int32_t block_tok
     tamis_session *session = NULL;
     tamis_error err;
     p.block_tokens = block_tokens;
-    p.max_num_batched_tokens = 16;
+    p.max_num_batched_tokens = 64;
     p.max_num_logits = 1;
     test_must(tamis_session_plan_memory(model, &p, &plan, &err), &err, "plan");
     const size_t before = tamis_mem_in_use(TAMIS_MEM_CACHES);
+    const uint64_t all_before = in_use();
     test_must(tamis_session_open(&session, model, &p, &err), &err, "session");
     const size_t after = tamis_mem_in_use(TAMIS_MEM_CACHES);
+    /* all of it, quantised inputs of linear layers included, but for small objects */
+    const uint64_t all = in_use() - all_before, planned = plan.total - plan.weights_widened;
+    assert_in_range(all, planned - 16384, planned + 16384);
     assert_int_equal(tamis_session_get_params(session)->kv_cache_dtype, dtype);
     assert_int_equal(plan.kv_cache_dtype, dtype);
     tamis_session_close(&session);
