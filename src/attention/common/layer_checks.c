@@ -149,8 +149,8 @@ tamis_status tamis_check_matrix(const char *name, const tamis_matrix *w, int64_t
     const int bits = w->dtype == TAMIS_DTYPE_I4 ? 8 : tamis_dtype_bits(w->dtype);
     TAMIS_TRY(
         check_stride(name, "row_bytes", w->row_bytes, tamis_ceil_div(cols * bits, 8), rows, err));
-    TAMIS_TRY(check_scale(name, w, err));
-    return check_integers(name, w, err);
+    TAMIS_TRY(check_integers(name, w, err));
+    return check_scale(name, w, err);
 }
 
 tamis_status tamis_check_vector(const char *name, const float *vector, tamis_error *err)
