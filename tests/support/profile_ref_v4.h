@@ -40,6 +40,13 @@ void pv4_check_expand(pv4_report *report, const tamis_model_config *config, int6
 void pv4_check_head(pv4_report *report, const tamis_model_config *config,
                     const tamis_hc_weights *site, const double *fn, const float *norm,
                     int64_t token, const float *streams, const float *x);
+/*
+ * What the MTP block's layer begins with: x [hc_mult][hidden_size] from the streams after the main
+ * model's last layer and embed [hidden_size] of the next token.
+ */
+void pv4_check_mtp_input(pv4_report *report, const tamis_model_config *config,
+                         const tamis_mtp_weights *w, tamis_profile profile, int64_t token,
+                         const float *embed, const float *streams, const float *x);
 void pv4_check_logits(pv4_report *report, const pv4_weight *head, int64_t token, const float *x,
                       const float *logits);
 

@@ -357,6 +357,38 @@ void pv4_check_head(pv4_report *report, const tamis_model_config *config,
     free(normed);
 }
 
+/* proj . norm(x), each rounded: y [hidden]. */
+static void norm_and_project(pv4_span *y, const tamis_model_config *c, const float *weight,
+                             const pv4_weight *proj, const float *x, tamis_profile profile)
+{
+    pv4_span *own = pv4_numbers(x, c->hidden_size);
+    pv4_rmsnorm(own, weight, c->hidden_size, (double)c->rms_norm_eps);
+    pv4_bf16_all(own, c->hidden_size);
+    pv4_linear(y, proj, 0, c->hidden_size, own, PV4_TABLE, profile);
+    pv4_bf16_all(y, c->hidden_size);
+    free(own);
+}
+
+void pv4_check_mtp_input(pv4_report *report, const tamis_model_config *config,
+                         const tamis_mtp_weights *w, tamis_profile profile, int64_t token,
+                         const float *embed, const float *streams, const float *x)
+{
+    const int64_t hidden = config->hidden_size;
+    pv4_weight e_proj = pv4_weight_open(&w->e_proj), h_proj = pv4_weight_open(&w->h_proj);
+    pv4_span *e = pv4_take(hidden, sizeof *e), *h = pv4_take(hidden, sizeof *h);
+    norm_and_project(e, config, w->enorm, &e_proj, embed, profile);
+    for (int64_t s = 0; s < config->hc_mult; s++) {
+        norm_and_project(h, config, w->hnorm, &h_proj, streams + s * hidden, profile);
+        for (int64_t i = 0; i < hidden; i++)
+            h[i] = pv4_bf16(pv4_f32(pv4_add(e[i], h[i])));
+        pv4_compare(report, "MTP input", token, x + s * hidden, h, hidden);
+    }
+    pv4_weight_close(&e_proj);
+    pv4_weight_close(&h_proj);
+    free(e);
+    free(h);
+}
+
 void pv4_check_logits(pv4_report *report, const pv4_weight *head, int64_t token, const float *x,
                       const float *logits)
 {

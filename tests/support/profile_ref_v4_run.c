@@ -9,10 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/mem.h"
 #include "engine/session_internal.h"
 #include "model/hyper_connection.h"
 #include "ops/linear.h"
 #include "support/exec.h"
+#include "support/mtp_run.h"
 #include "support/oracle_math.h"
 #include "support/rig_parts.h"
 #include "support/sanitized.h"
@@ -86,7 +88,7 @@ typedef struct looked_into {
     pv4_report report;
     tamis_profile profile;
     const int32_t *ids;
-    float *logits;
+    float *logits, *mtp_logits;
     uint8_t want[N_MODEL];
 } looked_into;
 
@@ -104,7 +106,8 @@ static void look(void *user, int32_t layer, tamis_tap_stage stage, const void *d
                       test_capture_f32(&l->capture, layer, TAMIS_TAP_FFN_IN, 0), data, n, l->want);
 }
 
-/* Runs the prompt; the experts are checked on the way. */
+/* Runs the prompt and, if there is one, the MTP block behind it; the experts are checked on the
+ * way. */
 static looked_into look_into(const char *label, const char *dir, tamis_profile profile,
                              const int32_t *ids)
 {
@@ -113,13 +116,18 @@ static looked_into look_into(const char *label, const char *dir, tamis_profile p
                      .report = {.folder = label, .profile = tamis_profile_name(profile)}};
     for (int32_t t = 0; t < N_MODEL; t++)
         l.want[t] = t < 3 || t % 4 == 0;
-    l.engine = v4_engine_open(dir, profile, TAMIS_DTYPE_AUTO, N_MODEL);
+    tamis_session_params params = test_mtp_params(TAMIS_DTYPE_AUTO, N_MODEL, N_MODEL);
     l.folder = v4_folder_open(dir, profile);
-    l.capture = test_capture_open(l.engine.info->num_hidden_layers);
+    params.mtp = l.folder.weights->n_mtp == 1;
+    l.engine = v4_engine_open_with(dir, profile, &params);
+    l.capture = test_capture_open(l.engine.info->num_hidden_layers + 1);
     l.logits = test_take((int64_t)N_MODEL * l.engine.info->vocab_size, sizeof *l.logits);
+    l.mtp_logits = test_take((int64_t)N_MODEL * l.engine.info->vocab_size, sizeof *l.logits);
     const int32_t seq = test_seq_new(&l.engine);
     tamis_session_set_tap(l.engine.session, look, &l);
     test_feed(&l.engine, seq, l.ids, N_MODEL, 0, l.logits);
+    if (params.mtp)
+        test_mtp_over_step(&l.engine, l.ids + 1, N_MODEL, NULL, 0, l.mtp_logits);
     tamis_session_set_tap(l.engine.session, NULL, NULL);
     return l;
 }
@@ -130,6 +138,7 @@ static void look_away(looked_into *l)
     v4_folder_close(&l->folder);
     test_engine_close(&l->engine);
     free(l->logits);
+    free(l->mtp_logits);
 }
 
 /* ---------------------------------------------------------------- hyper-connections and head */
@@ -174,24 +183,29 @@ static void check_site(looked_into *l, const tamis_exec *exec, const site *s, fl
     free(fn);
 }
 
-static void check_head(looked_into *l, const tamis_exec *exec, const float *streams)
+typedef struct head_weights {
+    const tamis_hc_weights *hc;
+    const float *norm;
+    const tamis_matrix *head;
+} head_weights;
+
+static void check_head(looked_into *l, const tamis_exec *exec, const head_weights *w,
+                       const float *streams, const float *logits)
 {
     const tamis_model_config *c = &l->folder.config;
-    const tamis_model_weights *w = l->folder.weights;
     const int64_t hidden = c->hidden_size, width = c->hc_mult * hidden;
     float *x = test_take(N_MODEL * hidden, sizeof *x);
-    double *fn = oracle_matrix(&w->hc_head.fn);
-    pv4_weight head = pv4_weight_open(&w->head);
+    double *fn = oracle_matrix(&w->hc->fn);
+    pv4_weight head = pv4_weight_open(w->head);
     int32_t rows[N_MODEL];
     for (int32_t t = 0; t < N_MODEL; t++)
         rows[t] = t;
-    assert_true(tamis_hc_head(exec, c, &w->hc_head, w->norm, streams, rows, N_MODEL, x));
+    assert_true(tamis_hc_head(exec, c, w->hc, w->norm, streams, rows, N_MODEL, x));
     for (int64_t t = 0; t < N_MODEL; t++) {
         if (!l->want[t])
             continue;
-        pv4_check_head(&l->report, c, &w->hc_head, fn, w->norm, t, streams + t * width,
-                       x + t * hidden);
-        pv4_check_logits(&l->report, &head, t, x + t * hidden, l->logits + t * c->vocab_size);
+        pv4_check_head(&l->report, c, w->hc, fn, w->norm, t, streams + t * width, x + t * hidden);
+        pv4_check_logits(&l->report, &head, t, x + t * hidden, logits + t * c->vocab_size);
     }
     pv4_weight_close(&head);
     free(fn);
@@ -211,27 +225,107 @@ static float *first_streams(const looked_into *l)
     return streams;
 }
 
+/* One layer's two sites: streams become what the engine's are after it. */
+static void check_layer_streams(looked_into *l, const tamis_exec *exec, int32_t layer,
+                                float *streams)
+{
+    const tamis_model_config *c = &l->folder.config;
+    const tamis_layer_weights *w = &l->folder.weights->layers[layer];
+    const site attn = {&w->hc_attn, w->attn_norm, TAMIS_TAP_ATTN_IN, TAMIS_TAP_ATTN_OUT};
+    const site ffn = {&w->hc_ffn, w->ffn_norm, TAMIS_TAP_FFN_IN, TAMIS_TAP_FFN_OUT};
+    l->report.layer = layer;
+    check_site(l, exec, &attn, streams);
+    check_site(l, exec, &ffn, streams);
+    test_assert_same_bits(streams, test_capture_f32(&l->capture, layer, TAMIS_TAP_HIDDEN, 0),
+                          N_MODEL, (int64_t)c->hc_mult * c->hidden_size, "streams");
+}
+
+static void norm_rows(const tamis_exec *exec, float *y, const float *x, const float *weight,
+                      int64_t n, const tamis_model_config *c)
+{
+    for (int64_t i = 0; i < n * c->hidden_size; i += c->hidden_size)
+        exec->kernels->rmsnorm(y + i, x + i, weight, c->hidden_size, c->rms_norm_eps);
+    tamis_exec_round(exec, y, n * c->hidden_size);
+}
+
+/*
+ * The MTP block's input is overwritten before a tap sees it: made again by the library's operators
+ * (the same bits, or the layer's first site does not give the engine's attn_in), and checked.
+ */
+static void enter_mtp(looked_into *l, const tamis_exec *exec, float *streams)
+{
+    const tamis_model_config *c = &l->folder.config;
+    const tamis_mtp_weights *w = &l->folder.weights->mtp;
+    const int64_t hidden = c->hidden_size, m = c->hc_mult, n_rows = N_MODEL * m;
+    float *embed = test_take(N_MODEL * hidden, sizeof *embed);
+    float *normed = test_take((N_MODEL + n_rows) * hidden, sizeof *normed);
+    float *out = test_take((N_MODEL + n_rows) * hidden, sizeof *out);
+    double *table = oracle_matrix(&w->embed);
+    for (int64_t i = 0; i < N_MODEL * hidden; i++)
+        embed[i] = (float)lowbit_bf16(table[l->ids[1 + i / hidden] * hidden + i % hidden]);
+    norm_rows(exec, normed, embed, w->enorm, N_MODEL, c);
+    norm_rows(exec, normed + N_MODEL * hidden, streams, w->hnorm, n_rows, c);
+    const tamis_linear_job jobs[] = {
+        tamis_linear_full(&w->e_proj, normed, out, N_MODEL),
+        tamis_linear_full(&w->h_proj, normed + N_MODEL * hidden, out + N_MODEL * hidden, n_rows)};
+    tamis_linear_run(exec, jobs, 2);
+    float *x = out + N_MODEL * hidden;
+    for (int64_t row = 0; row < n_rows; row++)
+        exec->kernels->add(x + row * hidden, out + row / m * hidden, hidden);
+    tamis_exec_round(exec, x, n_rows * hidden);
+    for (int64_t t = 0; t < N_MODEL; t++)
+        if (l->want[t])
+            pv4_check_mtp_input(&l->report, c, w, l->profile, t, embed + t * hidden,
+                                streams + t * m * hidden, x + t * m * hidden);
+    memcpy(streams, x, (size_t)(n_rows * hidden) * sizeof *streams);
+    free(table);
+    free(embed);
+    free(normed);
+    free(out);
+}
+
+/* An ordinary layer of ratio 0. */
+static void check_mtp_attention(looked_into *l, int32_t layer)
+{
+    const tamis_dsa_layer *dsa = &l->folder.weights->layers[layer].dsa;
+    const float *x = test_capture_f32(&l->capture, layer, TAMIS_TAP_ATTN_IN, 0);
+    v4_stages s = v4_stages_run(dsa, l->profile, TAMIS_DTYPE_AUTO, x, N_MODEL, 0);
+    test_assert_same_bits(s.out, test_capture_f32(&l->capture, layer, TAMIS_TAP_ATTN_OUT, 0),
+                          N_MODEL, dsa->config.hidden_size, "the MTP layer alone and in the model");
+    pv4_check_attention(&l->report, dsa, l->profile, x, &s, l->want);
+    v4_stages_free(&s);
+}
+
+/* The whole block, from the streams after the last layer. */
+static void check_mtp(looked_into *l, const tamis_exec *exec, float *streams)
+{
+    const tamis_mtp_weights *w = &l->folder.weights->mtp;
+    const head_weights head = {&w->hc_head, w->norm, &w->head};
+    const int32_t layer = l->folder.config.num_hidden_layers;
+    enter_mtp(l, exec, streams);
+    check_layer_streams(l, exec, layer, streams);
+    check_mtp_attention(l, layer);
+    check_head(l, exec, &head, streams, l->mtp_logits);
+}
+
 static void check_streams(looked_into *l)
 {
     const tamis_model_config *c = &l->folder.config;
+    const tamis_model_weights *w = l->folder.weights;
+    const head_weights head = {&w->hc_head, w->norm, &w->head};
     tamis_exec exec = test_exec_open(1, tamis_cpu_level_current(), tamis_hc_scratch_floats(c));
     exec.profile = l->profile;
-    exec.input_bytes = tamis_linear_input_bytes(1, 0, 0); /* nothing here is quantised */
-    exec.inputs = test_take((int64_t)exec.input_bytes, 1);
+    exec.input_bytes = tamis_linear_input_bytes(2, (c->hc_mult + 1) * N_MODEL, c->hidden_size);
+    exec.inputs = tamis_mem_alloc(TAMIS_MEM_MISC, exec.input_bytes);
+    assert_non_null(exec.inputs);
     float *streams = first_streams(l);
-    for (int32_t i = 0; i < c->num_hidden_layers; i++) {
-        const tamis_layer_weights *w = &l->folder.weights->layers[i];
-        const site attn = {&w->hc_attn, w->attn_norm, TAMIS_TAP_ATTN_IN, TAMIS_TAP_ATTN_OUT};
-        const site ffn = {&w->hc_ffn, w->ffn_norm, TAMIS_TAP_FFN_IN, TAMIS_TAP_FFN_OUT};
-        l->report.layer = i;
-        check_site(l, &exec, &attn, streams);
-        check_site(l, &exec, &ffn, streams);
-        test_assert_same_bits(streams, test_capture_f32(&l->capture, i, TAMIS_TAP_HIDDEN, 0),
-                              N_MODEL, (int64_t)c->hc_mult * c->hidden_size, "streams");
-    }
-    check_head(l, &exec, streams);
+    for (int32_t i = 0; i < c->num_hidden_layers; i++)
+        check_layer_streams(l, &exec, i, streams);
+    check_head(l, &exec, &head, streams, l->logits);
+    if (w->n_mtp == 1)
+        check_mtp(l, &exec, streams);
     free(streams);
-    free(exec.inputs);
+    tamis_mem_free(exec.inputs);
     test_exec_close(&exec);
 }
 

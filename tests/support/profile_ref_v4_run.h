@@ -20,7 +20,8 @@ uint8_t *pv4_wanted(const tamis_dsa_config *c);
  */
 void pv4_check_folder_attention(const char *label, const char *dir, tamis_profile profile,
                                 tamis_dtype kv_cache_dtype, const int32_t *ids);
-/* Router, experts, hyper-connections, head. ids [40] at least. */
+/* Router, experts, hyper-connections, head, and the MTP block if the folder has one. ids [41] at
+ * least. */
 void pv4_check_folder_model(const char *label, const char *dir, tamis_profile profile,
                             const int32_t *ids);
 

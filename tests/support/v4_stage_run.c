@@ -14,18 +14,24 @@
 
 enum { BLOCK_TOKENS = 128 };
 
-test_engine v4_engine_open(const char *dir, tamis_profile profile, tamis_dtype kv_cache_dtype,
-                           int32_t max_len)
+test_engine v4_engine_open_with(const char *dir, tamis_profile profile,
+                                const tamis_session_params *params)
 {
-    const tamis_session_params params = test_session_params(kv_cache_dtype, max_len);
     tamis_model_params model = tamis_model_params_default();
     test_engine engine = {.owns_model = true};
     tamis_error err;
     model.profile = profile;
     test_must(tamis_model_open_with(&engine.model, dir, &model, &err), &err, dir);
     engine.info = tamis_model_get_info(engine.model);
-    test_must(tamis_session_open(&engine.session, engine.model, &params, &err), &err, "session");
+    test_must(tamis_session_open(&engine.session, engine.model, params, &err), &err, "session");
     return engine;
+}
+
+test_engine v4_engine_open(const char *dir, tamis_profile profile, tamis_dtype kv_cache_dtype,
+                           int32_t max_len)
+{
+    const tamis_session_params params = test_session_params(kv_cache_dtype, max_len);
+    return v4_engine_open_with(dir, profile, &params);
 }
 
 v4_folder v4_folder_open(const char *dir, tamis_profile profile)

@@ -10,7 +10,10 @@
 #include "tamis/dsa.h"
 #include "weights/model_weights.h"
 
-/* test_engine_open in a profile, with one sequence of at most max_len tokens. */
+/* test_engine_open in a profile. */
+test_engine v4_engine_open_with(const char *dir, tamis_profile profile,
+                                const tamis_session_params *params);
+/* The same with one sequence of at most max_len tokens. */
 test_engine v4_engine_open(const char *dir, tamis_profile profile, tamis_dtype kv_cache_dtype,
                            int32_t max_len);
 

@@ -206,7 +206,7 @@ static void flash_static(void **state)
 static void flash_dynamic_int4(void **state)
 {
     (void)state;
-    check_twin("tests/golden/v4-flash-bf16", "W8A8_DYNAMIC and W4A8", TAMIS_SCHEME_W8A8_DYNAMIC,
+    check_twin("tests/golden/v4-flash-fp8", "W8A8_DYNAMIC and W4A8", TAMIS_SCHEME_W8A8_DYNAMIC,
                TAMIS_SCHEME_W4A8_DYNAMIC, TAMIS_DTYPE_F8_E4M3);
 }
 static void pro_mix(void **state)
