@@ -21,6 +21,13 @@
 void pv4_check_attention(pv4_report *report, const tamis_dsa_layer *layer, tamis_profile profile,
                          const float *x, const v4_stages *s, const uint8_t *want);
 
+/*
+ * A1 of one head, not yet rounded: q [d] over the rows in places [n], NULL where one is empty, in
+ * chunks of 64 places under one running maximum; P is bf16 for the values, the sink comes last.
+ */
+void pv4_attend(pv4_span *out, const float *q, int32_t d, const double *const *places, int32_t n,
+                double sink);
+
 /* Router and experts of the tokens in want: moe as tamis_moe_forward left it for x and y
  * [n][hidden_size]. */
 void pv4_check_experts(pv4_report *report, const tamis_model_config *config,
