@@ -74,7 +74,7 @@ const tamis_stage_rule tamis_stage_rules[] = {
 
     /* V3.2 and GLM attention */
     {TAMIS_AT_LATENT, "residual, norms", NO_WEIGHTS, {"h + v f32; the norm reads the sum"}, 0, {"f32", "bf16 each"}, NO_ROWS, "ordered", MODEL_SOURCE("RMSNorm")},
-    {TAMIS_AT_LATENT, "rotary frequencies", NO_WEIGHTS, {"double, rounded once"}, 0, F32, NO_ROWS, "ordered", {"numerics.md"}},
+    {TAMIS_AT_LATENT, "rotary frequencies", NO_WEIGHTS, {"double, rounded once", "f32 at every step"}, 0, F32, NO_ROWS, "ordered", SFA_SOURCE("precompute_freqs_cis")},
     {TAMIS_AT_LATENT, "q_a_proj", LAYER(sfa.weights.q_a_proj), BY_WEIGHTS, 0, BF16, NO_ROWS, NULL, SFA_SOURCE("MLA")},
     {TAMIS_AT_LATENT, "q_a_norm", NO_WEIGHTS, {"f32, plus a quantiser's bias"}, 0, BF16, NO_ROWS, "ordered", SFA_SOURCE("MLA")},
     {TAMIS_AT_LATENT, "q_b_proj", LAYER(sfa.weights.q_b_proj), BY_WEIGHTS, 0, BF16, NO_ROWS, NULL, SFA_SOURCE("MLA")},

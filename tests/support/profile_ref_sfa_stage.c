@@ -209,14 +209,30 @@ static void turn(profile_value *a, profile_value *b, double angle)
                          first.e * fabs(si) + second.e * fabs(co) + slack};
 }
 
+/* theta^(2j/d), its inverse and YaRN's mix, each step an f32 number as in the vendor's code. */
+static float rope_frequency(int32_t j, int32_t rope, const tamis_rope_config *c)
+{
+    const float exponent = (float)(2 * j) / (float)rope;
+    const float plain = 1.0f / (float)pow((double)c->theta, (double)exponent);
+    if (c->yarn_factor <= 1)
+        return plain;
+    double turns[2];
+    for (int i = 0; i < 2; i++) {
+        const double rounds = i == 0 ? (double)c->beta_fast : (double)c->beta_slow;
+        turns[i] = rope * log(c->original_max_position / (rounds * 2 * 3.14159265358979323846)) /
+                   (2 * log((double)c->theta));
+    }
+    const double low = fmax(floor(turns[0]), 0), high = fmin(ceil(turns[1]), rope - 1);
+    const double ramp = fmin(fmax((j - low) / (high == low ? 0.001 : high - low), 0), 1);
+    const float kept = 1.0f - (float)ramp;
+    return plain / c->yarn_factor * (1.0f - kept) + plain * kept;
+}
+
 void profile_rope(profile_value *x, int32_t rope, int32_t pos, bool is_interleaved,
                   const tamis_rope_config *config)
 {
-    double freq[512];
-    assert_true(rope <= 1024);
-    oracle_rope_frequencies(freq, rope, config);
     for (int32_t j = 0; j < rope / 2; j++) {
-        const double angle = (double)((float)pos * (float)freq[j]);
+        const double angle = (double)((float)pos * rope_frequency(j, rope, config));
         turn(is_interleaved ? x + 2 * j : x + j, is_interleaved ? x + 2 * j + 1 : x + j + rope / 2,
              angle);
     }

@@ -251,6 +251,16 @@ tamis_status tamis_sfa_plan_measure(const tamis_sfa_config *layers, int32_t n_la
     return TAMIS_STATUS_OK;
 }
 
+/* Double, rounded once; the profiles that follow other code round where that does. */
+static void set_frequencies(tamis_sfa_kind *kind, tamis_profile numerics)
+{
+    const tamis_sfa_config *c = &kind->config;
+    if (numerics == TAMIS_PROFILE_EXACT)
+        tamis_rope_frequencies(kind->freq, c->qk_rope_head_dim, &c->rope);
+    else
+        tamis_rope_frequencies_f32(kind->freq, c->qk_rope_head_dim, &c->rope);
+}
+
 static tamis_status take_memory(tamis_sfa_plan *plan, tamis_error *err)
 {
     size_t bytes = 0;
@@ -276,8 +286,7 @@ tamis_status tamis_sfa_plan_open(tamis_sfa_plan **out, const tamis_sfa_caches *c
     plan->step.n_blocks = caches->base.store.n_blocks;
     TAMIS_TRY_GOTO(take_memory(plan, err));
     for (int32_t i = 0; i < plan->n_kinds; i++)
-        tamis_rope_frequencies(plan->kinds[i].freq, plan->kinds[i].config.qk_rope_head_dim,
-                               &plan->kinds[i].config.rope);
+        set_frequencies(&plan->kinds[i], plan->numerics);
     for (int32_t i = 0; i < plan->n_layers; i++)
         plan->kind_of_layer[i] = find_kind(plan, &plan->layers[i]);
     *out = plan;
