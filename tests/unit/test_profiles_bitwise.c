@@ -2,7 +2,7 @@
  * What a token gives in the profiles official and ascend depends on the tokens before it alone:
  * cuts into steps down to single tokens, threads, blocks, CPU level, company in the batch and
  * tokens taken back change no bit. Every golden folder that the profile takes, every layout of
- * rows.
+ * rows; folders of Ascend's quantiser as well.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "quantize_test.h"
 #include "support/property.h"
 #include "support/rng.h"
 
@@ -39,14 +40,16 @@ typedef struct subject {
 
 static test_rng rng;
 
-static subject subject_open(const char *dir, tamis_profile profile, tamis_dtype dtype)
+/* prompt_dir: the golden folder whose prompt is fed, dir itself or what it was made of. */
+static subject subject_open(const char *dir, const char *prompt_dir, tamis_profile profile,
+                            tamis_dtype dtype)
 {
     subject s = {.dir = dir, .dtype = dtype, .params = test_session_params(dtype, LEN)};
     s.params.max_num_seqs = MAX_SEQS;
     s.params.max_num_batched_tokens = s.params.max_num_logits = STEP_LIMIT;
     s.params.max_rollback = MAX_ROLLBACK;
     s.engine = test_engine_open_as(dir, profile, &s.params);
-    s.ids = test_prompt(dir);
+    s.ids = test_prompt(prompt_dir);
     s.whole = test_logits_of(&s.engine, s.ids, LEN, 0);
     return s;
 }
@@ -161,9 +164,10 @@ static void check_rollback(subject *s)
 }
 
 /* Sanitizers look for memory faults and races: steps of all kinds on two threads pass all code. */
-static void check_all(const char *dir, tamis_profile profile, tamis_dtype dtype)
+static void check_all(const char *dir, const char *prompt_dir, tamis_profile profile,
+                      tamis_dtype dtype)
 {
-    subject s = subject_open(dir, profile, dtype);
+    subject s = subject_open(dir, prompt_dir, profile, dtype);
     check_company(&s);
     if (!TEST_IS_TSAN) /* one thread */
         check_rollback(&s);
@@ -182,7 +186,7 @@ static void test_official(void **state)
     (void)state;
     rng = test_rng_start("official", 81);
     for (int i = 0; i < N_FOLDERS; i++)
-        check_all(folders[i].dir, TAMIS_PROFILE_OFFICIAL, TAMIS_DTYPE_AUTO);
+        check_all(folders[i].dir, folders[i].dir, TAMIS_PROFILE_OFFICIAL, TAMIS_DTYPE_AUTO);
 }
 
 static void test_ascend(void **state)
@@ -190,8 +194,28 @@ static void test_ascend(void **state)
     (void)state;
     rng = test_rng_start("ascend", 82);
     for (int i = 0; i < N_FOLDERS; i++) /* two of each family by turns */
-        check_all(folders[i].dir, TAMIS_PROFILE_ASCEND,
+        check_all(folders[i].dir, folders[i].dir, TAMIS_PROFILE_ASCEND,
                   i / 2 % 2 == 0 ? folders[i].packed : TAMIS_DTYPE_BF16);
+}
+
+/* Integer linears: fixed input scales with int4 experts, and scales of every token. */
+static void test_ascend_folders(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *source;
+        tamis_quant_scheme attention, experts;
+    } twins[] = {
+        {"tests/golden/glm5-bf16", TAMIS_SCHEME_W8A8, TAMIS_SCHEME_W4A8_DYNAMIC},
+        {"tests/golden/v4-flash-fp8", TAMIS_SCHEME_W8A8, TAMIS_SCHEME_W8A8_DYNAMIC},
+        {"tests/golden/v4-official", TAMIS_SCHEME_W8A8_DYNAMIC, TAMIS_SCHEME_W4A8_DYNAMIC}};
+    rng = test_rng_start("ascend folders", 83);
+    for (size_t i = 0; i < (TEST_IS_SANITIZED ? 1 : sizeof twins / sizeof *twins); i++) {
+        char *dir = quantize_ok(
+            quantize_params(twins[i].source, twins[i].attention, twins[i].experts), NULL);
+        check_all(dir, twins[i].source, TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_AUTO);
+        test_temp_dir_remove(dir);
+    }
 }
 
 int main(void)
@@ -199,6 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_official),
         cmocka_unit_test(test_ascend),
+        cmocka_unit_test(test_ascend_folders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
