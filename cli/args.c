@@ -51,6 +51,24 @@ static bool parse_int(const cli_option *option, cli_value *value)
            (double)value->integer >= option->min && (double)value->integer <= option->max;
 }
 
+static bool parse_ints(const cli_option *option, cli_value *value)
+{
+    for (const char *at = value->text;; at++) {
+        char *end;
+        errno = 0;
+        const long long number = strtoll(at, &end, 10);
+        if (errno != 0 || !starts_like_number(at) || (double)number < option->min ||
+            (double)number > option->max || value->n_ints == CLI_MAX_INTS)
+            return false;
+        value->ints[value->n_ints++] = (int32_t)number;
+        at = end;
+        if (*at == '\0')
+            return true;
+        if (*at != ',')
+            return false;
+    }
+}
+
 static bool parse_seed(cli_value *value)
 {
     char *end;
@@ -117,6 +135,8 @@ static bool parse_value(cli_args *args, const cli_option *option, cli_value *val
     switch (option->kind) {
     case CLI_KIND_INT:
         return parse_int(option, value);
+    case CLI_KIND_INTS:
+        return parse_ints(option, value);
     case CLI_KIND_SEED:
         return parse_seed(value);
     case CLI_KIND_REAL:
@@ -161,7 +181,7 @@ static int unknown_option(const cli_args *args, const char *word, size_t bytes)
 
 static int other_commands_option(const cli_args *args, const char *word, size_t bytes, int id)
 {
-    char users[64] = "";
+    char users[128] = "";
     for (int c = 0; c < CLI_NUM_COMMANDS; c++)
         if (cli_options[id].commands & (1u << c)) {
             const size_t used = strlen(users);
@@ -201,7 +221,7 @@ static int parse_option(cli_args *args, int argc, char **argv, int *at)
     char *word = argv[(*at)++];
     char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
     const size_t bytes = equals != NULL ? (size_t)(equals - word) : strlen(word);
-    const int id = cli_option_find(word, bytes);
+    const int id = cli_option_find(args->command, word, bytes);
     if (id < 0)
         return unknown_option(args, word, bytes);
     const cli_option *option = &cli_options[id];

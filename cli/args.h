@@ -6,6 +6,7 @@
 
 #define CLI_MAX_STOPS   64
 #define CLI_MAX_CHOICES 8
+#define CLI_MAX_INTS    128
 
 typedef struct cli_value {
     bool is_set;
@@ -16,6 +17,8 @@ typedef struct cli_value {
     double real;        /* REAL */
     int choices[CLI_MAX_CHOICES]; /* CHOICE: numbers within the option's choices */
     size_t n_choices;
+    int32_t ints[CLI_MAX_INTS]; /* INTS */
+    size_t n_ints;
 } cli_value;
 
 /* Points into argv and the environment, owns the names of environment variables. */

@@ -9,5 +9,10 @@ int cli_cmd_logits(const cli_args *args);
 int cli_cmd_ppl(const cli_args *args);
 int cli_cmd_tokenize(const cli_args *args);
 int cli_cmd_inspect(const cli_args *args);
+int cli_cmd_bench_roof(const cli_args *args);
+int cli_cmd_bench_layer(const cli_args *args);
+int cli_cmd_bench_model(const cli_args *args);
+int cli_cmd_bench_kernels(const cli_args *args);
+int cli_cmd_bench_synth(const cli_args *args);
 
 #endif

@@ -8,10 +8,26 @@ void cli_help_usage(FILE *out)
 {
     fputs("usage: tamis COMMAND [options]\n\ncommands:\n", out);
     for (int i = 0; i < CLI_NUM_COMMANDS; i++)
-        fprintf(out, "  %-10s %s\n", cli_commands[i].name, cli_commands[i].summary);
-    fputs("  help       help about a command: tamis help generate\n"
+        if (strchr(cli_commands[i].name, ' ') == NULL)
+            fprintf(out, "  %-10s %s\n", cli_commands[i].name, cli_commands[i].summary);
+    fputs("  bench      measure speed: tamis help bench\n"
+          "  help       help about a command: tamis help generate\n"
           "  version    print the version\n",
           out);
+}
+
+void cli_help_bench(FILE *out)
+{
+    fputs("usage: tamis bench WHAT [options]\n\nwhat:\n", out);
+    for (int i = 0; i < CLI_NUM_COMMANDS; i++) {
+        const char *space = strchr(cli_commands[i].name, ' ');
+        if (space != NULL)
+            fprintf(out, "  %-10s %s\n", space + 1, cli_commands[i].summary);
+    }
+    fputs(
+        "\n'tamis help bench WHAT' lists its options. On a busy machine figures are too low: what\n"
+        "counts is the ratio to the roof that was measured in the same run.\n",
+        out);
 }
 
 void cli_help_general(FILE *out)

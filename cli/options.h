@@ -15,6 +15,11 @@ typedef enum cli_command_id {
     CLI_PPL,
     CLI_TOKENIZE,
     CLI_INSPECT,
+    CLI_BENCH_ROOF, /* "bench roof": two words name these */
+    CLI_BENCH_LAYER,
+    CLI_BENCH_MODEL,
+    CLI_BENCH_KERNELS,
+    CLI_BENCH_SYNTH,
     CLI_NUM_COMMANDS
 } cli_command_id;
 
@@ -56,6 +61,26 @@ typedef enum cli_option_id {
     CLI_OPT_INDEX_TOPK_FREQ,
     CLI_OPT_INDEX_TOPK_PATTERN,
     CLI_OPT_MEMORY_LIMIT,
+    CLI_OPT_SHAPE,
+    CLI_OPT_KIND,
+    CLI_OPT_CONTEXT,
+    CLI_OPT_TOKENS,
+    CLI_OPT_N_PROMPT,
+    CLI_OPT_N_GEN,
+    CLI_OPT_N_DEPTH,
+    CLI_OPT_FILL,
+    CLI_OPT_REPETITIONS,
+    CLI_OPT_THREAD_LIST,
+    CLI_OPT_LAYERS,
+    CLI_OPT_EXPERTS,
+    CLI_OPT_VOCAB,
+    CLI_OPT_SYNTH_SEED,
+    CLI_OPT_FOLDER,
+    CLI_OPT_KERNEL,
+    CLI_OPT_SERIAL,
+    CLI_OPT_SECONDS,
+    CLI_OPT_PLOT,
+    CLI_OPT_CSV,
     CLI_OPT_QUIET,
     CLI_NUM_OPTIONS
 } cli_option_id;
@@ -65,6 +90,7 @@ typedef enum cli_option_kind {
     CLI_KIND_TEXT,
     CLI_KIND_TEXTS, /* may be repeated */
     CLI_KIND_INT,   /* min .. max */
+    CLI_KIND_INTS,  /* same, several with commas between */
     CLI_KIND_SEED,  /* 0 .. 2^63-1; -1: random */
     CLI_KIND_REAL,  /* min .. max */
     CLI_KIND_SIZE,  /* bytes, with an optional unit */
@@ -81,7 +107,7 @@ typedef enum cli_option_group {
 #define CLI_MAX_NAMES 3
 
 typedef struct cli_option {
-    const char *name;                 /* long name, without the dashes */
+    const char *name;                 /* long name, without the dashes; unique in a command */
     const char *other[CLI_MAX_NAMES]; /* further spellings, with dashes: "-m", "--ctx-size" */
     const char *section;              /* heading in the help text */
     const char *metavar;              /* NULL: a flag */
@@ -102,8 +128,11 @@ extern const cli_option cli_options[CLI_NUM_OPTIONS];
 #define CLI_ENV_NAME_BYTES 64
 /* "max-model-len" -> "TAMIS_MAX_MODEL_LEN". */
 void cli_option_env_name(const cli_option *option, char name[CLI_ENV_NAME_BYTES]);
-/* Option that a word ("-m", "--model", without "=value") names; -1: none. */
-int cli_option_find(const char *word, size_t bytes);
+/*
+ * Option that a word ("-m", "--model", without "=value") names: that of the command, or else any; -1:
+ * none.
+ */
+int cli_option_find(cli_command_id command, const char *word, size_t bytes);
 /* Command of that name; -1: none. */
 int cli_command_find(const char *name);
 /* What values of this option a command allows: "an integer from 1 to 256". */

@@ -16,7 +16,8 @@ double cli_seconds(void)
 void cli_progress_start(cli_progress *progress, const char *what, int64_t total)
 {
     const double now = cli_seconds();
-    *progress = (cli_progress){.what = what, .total = total, .started = now, .shown = now};
+    *progress = (cli_progress){
+        .what = what, .unit = "tokens", .total = total, .started = now, .shown = now};
     progress->is_on = !cli_message_is_quiet() && isatty(STDERR_FILENO) == 1;
 }
 
@@ -33,8 +34,9 @@ void cli_progress_show(cli_progress *progress, int64_t done)
     char bar[CELLS + 1] = "";
     for (int i = 0; i < CELLS; i++)
         bar[i] = i < filled ? '#' : '.';
-    fprintf(stderr, "\r%s [%s] %lld/%lld tokens, %.0f tok/s ", progress->what, bar, (long long)done,
-            (long long)progress->total, (double)done / (now - progress->started));
+    fprintf(stderr, "\r%s [%s] %lld/%lld %s, %.0f %s/s ", progress->what, bar,
+            (long long)done, (long long)progress->total, progress->unit,
+            (double)done / (now - progress->started), progress->unit);
     fflush(stderr);
 }
 

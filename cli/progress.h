@@ -8,7 +8,8 @@
 
 typedef struct cli_progress {
     const char *what; /* "prompt" */
-    int64_t total;    /* tokens */
+    const char *unit; /* "tokens" unless set */
+    int64_t total;    /* units */
     double started;   /* seconds */
     double shown;     /* when the bar was last drawn */
     bool is_on, is_drawn;

@@ -78,5 +78,6 @@ const char *cli_suggest_command(const char *word)
     nearest best = start(word, strlen(word));
     for (int id = 0; id < CLI_NUM_COMMANDS; id++)
         consider(&best, "", cli_commands[id].name);
+    consider(&best, "", "bench");
     return result(&best);
 }

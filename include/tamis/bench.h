@@ -74,8 +74,10 @@ typedef struct tamis_bench_layer_params {
     int32_t context;            /* tokens before those that are measured, 0..2^20 */
     int32_t num_tokens;         /* of one step, one sequence: 1..4096 */
     int32_t n_threads;
-    int32_t n_experts; /* moe: routed experts that there are, 0: the shape's; each must fit memory */
-    double seconds;    /* steps are repeated for about so long; the best of each stage counts */
+    int32_t n_experts; /* moe: routed experts that there are, 0: the shape's; all must fit memory */
+    bool serial;       /* independent projections in a pass each instead of side by side */
+    double seconds;    /* steps are repeated for about so long; the best of each stage counts; 0..3600,
+                          at least three steps */
     uint64_t seed;     /* of weights, rows and inputs */
 } tamis_bench_layer_params;
 /** v4-flash, c4, exact, 4096 tokens of context, 1 token, 1 thread, 1 second, seed 1. */
@@ -85,11 +87,10 @@ TAMIS_API tamis_bench_layer_params tamis_bench_layer_params_default(void);
 
 typedef struct tamis_bench_stage {
     const char *name;
-    double ms;       /* best of the repeats */
-    double ops;      /* operations, a multiply-add is two */
+    double ms;       /* best of the repeats; 0: not measured by itself */
+    double f32_ops, int8_ops; /* operations by the roof they have, a multiply-add is two */
     double bytes;    /* read from weights and caches, each byte once a step */
-    bool is_int8;    /* the roof of `ops`: int8 or f32 */
-    double floor_ms; /* the larger of bytes / stream and ops / roof */
+    double floor_ms; /* the larger of bytes / stream and f32_ops / f32 + int8_ops / int8 */
 } tamis_bench_stage;
 
 typedef struct tamis_bench_layer_result {
@@ -110,20 +111,32 @@ TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_bench_layer(const tamis_bench_laye
                                                           const tamis_roof *roof,
                                                           tamis_bench_layer_result *out,
                                                           tamis_error *err);
+/** Floors anew, by another roof: on a busy machine the better of one measured before and after. */
+TAMIS_API void tamis_bench_layer_set_roof(tamis_bench_layer_result *result, const tamis_roof *roof);
 
 /* ---------------------------------------------------------------- kernels */
 
-/** One kernel at one shape on one CPU level, one thread. */
+/** One kernel, or an operator made of kernels ("select ...", "attend ..."), at one shape. */
 typedef struct tamis_bench_kernel_line {
-    const char *kernel, *shape;
+    const char *kernel, *shape; /* valid during the call */
     tamis_cpu_level level;
-    double us; /* best of the repeats */
-    double gops, gbs; /* 0: does not apply */
-    bool is_int8;
+    int32_t n_threads;
+    double us;        /* best of the repeats */
+    double gops, gbs; /* 10^9 operations, 10^9 bytes of weights or rows a second; 0: does not apply */
+    bool is_int8;     /* the roof of gops: int8, else f32 */
+    bool is_cold;     /* gbs come from memory, the roof of gbs is stream; else from caches */
 } tamis_bench_kernel_line;
-typedef void (*tamis_bench_kernel_fn)(const tamis_bench_kernel_line *line, void *user);
-/** Calls fn for every kernel, shape and level in order; names hold a word of `only` (NULL: all). */
-TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_bench_kernels(double seconds_each, const char *only,
+/** false stops. */
+typedef bool (*tamis_bench_kernel_fn)(const tamis_bench_kernel_line *line, void *user);
+/**
+ * Calls fn for every kernel, shape and level of this machine. Kernels run on one thread; the
+ * operators, at the level in use, on one and, if that is more, on n_threads (1..256).
+ * `only` (NULL: all): a text that the kernel's name contains. About seconds_each (0..60) a line.
+ * errors: INVALID (n_threads, seconds_each; no kernel of such a name), NO_MEMORY (1.3 GiB),
+ * CANCELLED (fn stopped)
+ */
+TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_bench_kernels(double seconds_each, int32_t n_threads,
+                                                            const char *only,
                                                             tamis_bench_kernel_fn fn, void *user,
                                                             tamis_error *err);
 
@@ -143,9 +156,14 @@ typedef struct tamis_model_work {
     double f32_ops, int8_ops, bytes;
     double floor_ms; /* stage by stage, as for a layer */
 } tamis_model_work;
-/** A step of num_tokens tokens of one sequence behind `context` tokens, logits of the last one. */
+/**
+ * A step of num_tokens tokens of one sequence behind `context` tokens that asks for num_logits rows of
+ * logits. Routed experts count as often as they are expected to be read if tokens choose at random.
+ * Rows are those of kv_cache_dtype AUTO. errors: INVALID
+ */
 TAMIS_API TAMIS_MUST_CHECK tamis_status tamis_model_count_work(const tamis_model *model,
                                                                int32_t context, int32_t num_tokens,
+                                                               int32_t num_logits,
                                                                const tamis_roof *roof,
                                                                tamis_model_work *out,
                                                                tamis_error *err);

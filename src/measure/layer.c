@@ -70,7 +70,6 @@ static void report(const tamis_rig *rig, const tamis_roof *roof, const best_time
 {
     tamis_work_list list = {0};
     tamis_rig_count(rig, &list);
-    out->floor_ms = tamis_work_set_floors(&list, roof);
     out->n_stages = list.n;
     for (int32_t i = 0; i < list.n; i++) {
         out->stages[i] = list.stages[i];
@@ -78,9 +77,17 @@ static void report(const tamis_rig *rig, const tamis_roof *roof, const best_time
             if (stage_names[s] != NULL && strcmp(stage_names[s], list.stages[i].name) == 0)
                 out->stages[i].ms = best->stage[s];
     }
+    if (list.n == 1)
+        out->stages[0].ms = best->total;
+    tamis_bench_layer_set_roof(out, roof);
     out->ms = best->total;
     out->other_ms = best->other;
     out->planned_bytes = rig->planned_bytes;
+}
+
+void tamis_bench_layer_set_roof(tamis_bench_layer_result *result, const tamis_roof *roof)
+{
+    result->floor_ms = tamis_stages_set_floors(result->stages, result->n_stages, roof);
 }
 
 static uint64_t bytes_in_use(void)

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/mem.h"
 #include "core/size.h"
+#include "engine/memory_plan.h"
 #include "measure/random_rows.h"
 #include "measure/random_weights.h"
 
@@ -57,7 +58,7 @@ static tamis_weight_form form_of(const tamis_rig *rig)
         return TAMIS_FORM_I8;
     if (tamis_shape_is_v4(rig->params.shape))
         return TAMIS_FORM_FP8_E8M0;
-    return rig->params.shape == TAMIS_SHAPE_V32 ? TAMIS_FORM_FP8_F32 : TAMIS_FORM_BF16;
+    return tamis_shape_is_bf16(rig->params.shape) ? TAMIS_FORM_BF16 : TAMIS_FORM_FP8_F32;
 }
 
 static tamis_weight_form expert_form_of(const tamis_rig *rig)
@@ -273,6 +274,9 @@ static tamis_status check_params(const tamis_bench_layer_params *p, tamis_error 
     TAMIS_TRY(check_range("context", p->context, 0, 1 << 20, err));
     TAMIS_TRY(check_range("num_tokens", p->num_tokens, 1, 4096, err));
     TAMIS_TRY(check_range("n_threads", p->n_threads, 1, 256, err));
+    if (!(p->seconds >= 0 && p->seconds <= 3600))
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "bench: seconds is %g, allowed 0..3600",
+                          p->seconds);
     const bool is_v4 = tamis_shape_is_v4(p->shape);
     const bool fits = !kinds[p->kind].is_attention || kinds[p->kind].is_sfa != is_v4;
     if (!fits || (p->kind == TAMIS_BENCH_SHARED && p->shape != TAMIS_SHAPE_GLM52))
@@ -317,19 +321,40 @@ static tamis_plan_params plan_params(const tamis_rig *rig)
     params.max_num_batched_tokens = rig->params.num_tokens;
     params.max_model_len = rig->params.context + rig->params.num_tokens;
     params.n_threads = rig->params.n_threads;
+    params.serial = rig->params.serial;
     return params;
+}
+
+/* Bytes of caches and plan; block tables beside them. */
+static tamis_status measure_caches(tamis_rig *rig, tamis_error *err)
+{
+    const tamis_cache_params caches = cache_params(rig);
+    const tamis_plan_params plan = plan_params(rig);
+    tamis_dsa_config dsa[TAMIS_RIG_MAX_LAYERS];
+    tamis_sfa_config sfa[TAMIS_RIG_MAX_LAYERS];
+    const int32_t n = rig->n_layers;
+    tamis_cache_bytes bytes;
+    uint64_t plan_bytes;
+    for (int32_t i = 0; i < n; i++) {
+        dsa[i] = rig->dsa[i].config;
+        sfa[i] = rig->sfa[i].config;
+    }
+    if (kinds[rig->params.kind].is_sfa) {
+        TAMIS_TRY(tamis_sfa_caches_measure(sfa, n, &caches, &bytes, err));
+        TAMIS_TRY(tamis_sfa_plan_measure(sfa, n, &plan, &caches, &plan_bytes, err));
+    } else {
+        TAMIS_TRY(tamis_dsa_caches_measure(dsa, n, &caches, &bytes, err));
+        TAMIS_TRY(tamis_dsa_plan_measure(dsa, n, &plan, &caches, &plan_bytes, err));
+    }
+    rig->planned_bytes +=
+        bytes.blocks + bytes.rings + plan_bytes + 8u * (uint64_t)caches.num_blocks;
+    return TAMIS_STATUS_OK;
 }
 
 static tamis_status open_dsa(tamis_rig *rig, tamis_error *err)
 {
     const tamis_cache_params caches = cache_params(rig);
     const tamis_plan_params plan = plan_params(rig);
-    tamis_cache_bytes bytes;
-    uint64_t plan_bytes;
-    TAMIS_TRY(tamis_dsa_caches_measure(&rig->dsa[0].config, 1, &caches, &bytes, err));
-    TAMIS_TRY(tamis_dsa_plan_measure(&rig->dsa[0].config, 1, &plan, &caches, &plan_bytes, err));
-    rig->planned_bytes +=
-        bytes.blocks + bytes.rings + plan_bytes + 8u * (uint64_t)caches.num_blocks;
     TAMIS_TRY(tamis_dsa_caches_open(&rig->dsa_caches, &rig->dsa[0].config, 1, &caches, err));
     TAMIS_TRY(tamis_dsa_plan_open(&rig->dsa_plan, rig->dsa_caches, &plan, err));
     tamis_dsa_plan_set_profile(rig->dsa_plan, &rig->profile);
@@ -341,14 +366,8 @@ static tamis_status open_sfa(tamis_rig *rig, tamis_error *err)
     const tamis_cache_params caches = cache_params(rig);
     const tamis_plan_params plan = plan_params(rig);
     tamis_sfa_config configs[TAMIS_RIG_MAX_LAYERS];
-    tamis_cache_bytes bytes;
-    uint64_t plan_bytes;
     for (int32_t i = 0; i < rig->n_layers; i++)
         configs[i] = rig->sfa[i].config;
-    TAMIS_TRY(tamis_sfa_caches_measure(configs, rig->n_layers, &caches, &bytes, err));
-    TAMIS_TRY(tamis_sfa_plan_measure(configs, rig->n_layers, &plan, &caches, &plan_bytes, err));
-    rig->planned_bytes +=
-        bytes.blocks + bytes.rings + plan_bytes + 8u * (uint64_t)caches.num_blocks;
     TAMIS_TRY(tamis_sfa_caches_open(&rig->sfa_caches, configs, rig->n_layers, &caches, err));
     TAMIS_TRY(tamis_sfa_plan_open(&rig->sfa_plan, rig->sfa_caches, &plan, err));
     tamis_sfa_plan_set_profile(rig->sfa_plan, &rig->profile);
@@ -390,13 +409,30 @@ static void fill_caches(tamis_rig *rig)
 
 /* ---------------------------------------------------------------- open and close */
 
-static tamis_status take_memory(tamis_rig *rig, tamis_error *err)
+/* Bytes of everything, before anything is taken; leaves those of the weights in *bytes. */
+static tamis_status measure(tamis_rig *rig, size_t *bytes, tamis_error *err)
 {
     rig_builder measuring = {.rig = rig};
     build(&measuring);
-    const size_t bytes = measuring.arena.used;
-    rig->planned_bytes = bytes;
-    rig->memory = bytes == SIZE_MAX ? NULL : tamis_mem_alloc(TAMIS_MEM_WEIGHTS, bytes);
+    *bytes = measuring.arena.used;
+    if (*bytes == SIZE_MAX)
+        return tamis_fail_memory(err, "bench: weights of a layer", *bytes);
+    rig->planned_bytes = *bytes;
+    if (kinds[rig->params.kind].is_attention)
+        TAMIS_TRY(measure_caches(rig, err));
+    /* a system that promises more than it has would end the process instead */
+    if (rig->planned_bytes > tamis_available_memory())
+        return tamis_fail(
+            err, TAMIS_STATUS_NO_MEMORY, "bench: the layer needs %.2f GiB, %.2f GiB are available",
+            (double)rig->planned_bytes / (1 << 30), (double)tamis_available_memory() / (1 << 30));
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status take_memory(tamis_rig *rig, tamis_error *err)
+{
+    size_t bytes;
+    TAMIS_TRY(measure(rig, &bytes, err));
+    rig->memory = tamis_mem_alloc(TAMIS_MEM_WEIGHTS, bytes);
     if (rig->memory == NULL)
         return tamis_fail_memory(err, "bench: weights of a layer", bytes);
     rig_builder b = {.rig = rig, .arena = {.base = rig->memory, .bytes = bytes}};

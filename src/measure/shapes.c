@@ -9,6 +9,7 @@
 /* Fields that only one family has are 0 in the others. */
 typedef struct shape_dims {
     const char *name, *model_type, *architecture;
+    bool is_bf16; /* published without FP8 */
     int32_t hidden, heads, q_lora, moe_width, experts, per_token, vocab, positions;
     int32_t index_heads, index_topk;
     float routed_scale;
@@ -78,6 +79,7 @@ static const shape_dims shapes[TAMIS_NUM_SHAPES] = {
     [TAMIS_SHAPE_GLM5] = {.name = "glm5",
                           .model_type = "glm_moe_dsa",
                           .architecture = "GlmMoeDsaForCausalLM",
+                          .is_bf16 = true,
                           .hidden = 6144,
                           .heads = 64,
                           .q_lora = 2048,
@@ -99,6 +101,7 @@ static const shape_dims shapes[TAMIS_NUM_SHAPES] = {
     [TAMIS_SHAPE_GLM52] = {.name = "glm52",
                            .model_type = "glm_moe_dsa",
                            .architecture = "GlmMoeDsaForCausalLM",
+                           .is_bf16 = true,
                            .hidden = 6144,
                            .heads = 64,
                            .q_lora = 2048,
@@ -138,6 +141,11 @@ tamis_shape tamis_shape_find(const char *name)
 bool tamis_shape_is_v4(tamis_shape shape)
 {
     return shapes[shape].o_groups != 0;
+}
+
+bool tamis_shape_is_bf16(tamis_shape shape)
+{
+    return shapes[shape].is_bf16;
 }
 
 /* ---------------------------------------------------------------- cut */
@@ -238,9 +246,10 @@ static void put_shared(text_writer *w, const cut_model *m)
     put(w, "  \"max_position_embeddings\": %d,\n  \"tie_word_embeddings\": false,\n", d->positions);
     put(w, "  \"attention_bias\": false,\n  \"num_nextn_predict_layers\": 0,\n");
     put(w, "  \"bos_token_id\": 0,\n  \"eos_token_id\": 1,\n  \"torch_dtype\": \"bfloat16\",\n");
-    put(w, "  \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", "
-           "\"activation_scheme\": \"dynamic\", \"weight_block_size\": [128, 128], "
-           "\"scale_fmt\": \"ue8m0\"},\n");
+    if (!d->is_bf16)
+        put(w, "  \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", "
+               "\"activation_scheme\": \"dynamic\", \"weight_block_size\": [128, 128], "
+               "\"scale_fmt\": \"ue8m0\"},\n");
 }
 
 static void put_v4(text_writer *w, const cut_model *m)

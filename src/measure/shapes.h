@@ -18,6 +18,7 @@ typedef struct tamis_shape_cut {
 } tamis_shape_cut;
 
 bool tamis_shape_is_v4(tamis_shape shape);
+bool tamis_shape_is_bf16(tamis_shape shape); /* its linear layers, published without FP8 */
 /*
  * The config.json of a cut-down model. n_experts -1: as many as the published model has.
  * errors: INVALID (value seen and allowed)

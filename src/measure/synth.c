@@ -101,7 +101,7 @@ static void fill_around(tamis_noise *noise, void *to, size_t bytes, tamis_dtype 
     }
 }
 
-/* Rows of distinct ids: a start and an odd stride through the experts, which are few. */
+/* Rows of distinct ids: experts that follow one another. */
 static void fill_ids(tamis_noise *noise, void *to, size_t bytes, int64_t per_row, int32_t n_experts)
 {
     int64_t *ids = to;
@@ -216,48 +216,70 @@ static tamis_status check_space(const synth *s, const char *folder)
                       (double)need / (1 << 30), (double)left / (1 << 30));
 }
 
+static const char *const file_names[] = {"model.safetensors", "config.json"};
+
 /* Both files into `folder`, which is there and empty. */
 static tamis_status fill_folder(synth *s, const char *folder, const char *config_text)
 {
-    char *config = tamis_path_join(folder, "config.json");
-    char *model = tamis_path_join(folder, "model.safetensors");
+    char *model = tamis_path_join(folder, file_names[0]);
+    char *config = tamis_path_join(folder, file_names[1]);
     tamis_status st = TAMIS_STATUS_OK;
     if (config == NULL || model == NULL)
-        st = tamis_fail_memory(s->err, folder, strlen(folder));
+        st = tamis_fail_memory(s->err, "path of a synthetic model", strlen(folder));
     if (st == TAMIS_STATUS_OK)
         st = check_space(s, folder);
     if (st == TAMIS_STATUS_OK)
         st = write_model(s, model);
     if (st == TAMIS_STATUS_OK)
         st = write_config(config, config_text, s->err);
-    if (st != TAMIS_STATUS_OK && config != NULL && model != NULL) {
-        unlink(config);
-        unlink(model);
-    }
     tamis_mem_free(config);
     tamis_mem_free(model);
     return st;
 }
 
-static tamis_status write_folder(synth *s, const char *dir, const char *config_text)
+static void remove_folder(const char *folder)
+{
+    for (size_t i = 0; i < sizeof file_names / sizeof *file_names; i++) {
+        char *path = tamis_path_join(folder, file_names[i]);
+        if (path != NULL)
+            unlink(path);
+        tamis_mem_free(path);
+    }
+    rmdir(folder);
+}
+
+/* dir has no slash at its end; temp is room for its name and a suffix. */
+static tamis_status write_beside(synth *s, const char *dir, char *temp, size_t temp_bytes,
+                                 const char *config_text)
 {
     struct stat info;
-    const size_t bytes = strlen(dir) + sizeof ".XXXXXX";
     if (lstat(dir, &info) == 0)
         return tamis_fail(s->err, TAMIS_STATUS_IO, "%.3000s: is there, allowed: a new folder", dir);
-    char *temp = tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
-    if (temp == NULL)
-        return tamis_fail_memory(s->err, dir, bytes);
-    snprintf(temp, bytes, "%s.XXXXXX", dir);
-    tamis_status st = mkdtemp(temp) == NULL ? fail_errno(s->err, dir, "create a folder beside it")
-                                            : TAMIS_STATUS_OK;
-    if (st == TAMIS_STATUS_OK) {
-        st = fill_folder(s, temp, config_text);
-        if (st == TAMIS_STATUS_OK && (chmod(temp, 0755) != 0 || rename(temp, dir) != 0))
-            st = fail_errno(s->err, dir, "put the folder in place");
-        if (st != TAMIS_STATUS_OK)
-            rmdir(temp);
-    }
+    snprintf(temp, temp_bytes, "%s.XXXXXX", dir);
+    if (mkdtemp(temp) == NULL)
+        return fail_errno(s->err, dir, "create a folder beside it");
+    tamis_status st = fill_folder(s, temp, config_text);
+    if (st == TAMIS_STATUS_OK && (chmod(temp, 0755) != 0 || rename(temp, dir) != 0))
+        st = fail_errno(s->err, dir, "put the folder in place");
+    if (st != TAMIS_STATUS_OK)
+        remove_folder(temp);
+    return st;
+}
+
+static tamis_status write_folder(synth *s, const char *dir, const char *config_text)
+{
+    size_t n = strlen(dir);
+    const size_t temp_bytes = n + sizeof ".XXXXXX";
+    char *trimmed = tamis_mem_strdup(TAMIS_MEM_MISC, dir);
+    char *temp = tamis_mem_alloc(TAMIS_MEM_MISC, temp_bytes);
+    tamis_status st = TAMIS_STATUS_OK;
+    if (trimmed == NULL || temp == NULL)
+        st = tamis_fail_memory(s->err, "path of a synthetic model", temp_bytes);
+    while (trimmed != NULL && n > 1 && trimmed[n - 1] == '/')
+        trimmed[--n] = '\0';
+    if (st == TAMIS_STATUS_OK)
+        st = write_beside(s, trimmed, temp, temp_bytes, config_text);
+    tamis_mem_free(trimmed);
     tamis_mem_free(temp);
     return st;
 }
@@ -276,7 +298,7 @@ static tamis_status run(synth *s, const char *dir)
     char text[TAMIS_SHAPE_TEXT_BYTES];
     TAMIS_TRY(tamis_shape_config_text(p->shape, &cut, text, s->err));
     TAMIS_TRY(tamis_shape_config(p->shape, &cut, &s->config, s->err));
-    s->is_bf16 = p->shape == TAMIS_SHAPE_GLM5 || p->shape == TAMIS_SHAPE_GLM52;
+    s->is_bf16 = tamis_shape_is_bf16(p->shape);
     s->piece = tamis_mem_alloc(TAMIS_MEM_MISC, PIECE_BYTES);
     if (s->piece == NULL)
         return tamis_fail_memory(s->err, "synthetic model", PIECE_BYTES);

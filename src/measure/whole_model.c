@@ -49,14 +49,11 @@ tamis_status tamis_seq_fill_random(tamis_session *session, int32_t seq, int32_t 
 
 static void add_up(tamis_model_work *total, tamis_work_list *list, const tamis_roof *roof)
 {
-    total->floor_ms += tamis_work_set_floors(list, roof);
+    total->floor_ms += tamis_stages_set_floors(list->stages, list->n, roof);
     for (int32_t i = 0; i < list->n; i++) {
-        const tamis_bench_stage *s = &list->stages[i];
-        total->bytes += s->bytes;
-        if (s->is_int8)
-            total->int8_ops += s->ops;
-        else
-            total->f32_ops += s->ops;
+        total->bytes += list->stages[i].bytes;
+        total->f32_ops += list->stages[i].f32_ops;
+        total->int8_ops += list->stages[i].int8_ops;
     }
     list->n = 0;
 }
@@ -81,16 +78,38 @@ static tamis_status add_attention(const tamis_model *model, int32_t layer,
     return TAMIS_STATUS_OK;
 }
 
-tamis_status tamis_model_count_work(const tamis_model *model, int32_t context, int32_t num_tokens,
-                                    const tamis_roof *roof, tamis_model_work *out, tamis_error *err)
+/* Last norm and head, of the tokens that want logits. */
+static void add_head(const tamis_model *model, const tamis_work_step *step, tamis_work_list *list)
 {
-    if (model == NULL || roof == NULL || out == NULL || context < 0 || num_tokens < 1)
-        return tamis_fail(err, TAMIS_STATUS_INVALID,
-                          "work: context is %d, allowed 0.., num_tokens %d, allowed 1.. (or model, "
-                          "roof or out is NULL)",
-                          context, num_tokens);
+    if (model->config.family == TAMIS_FAMILY_DEEPSEEK_V4)
+        tamis_work_linear(list, "hyper", &model->weights->hc_head.fn, step);
+    tamis_work_linear(list, "head", &model->weights->head, step);
+}
+
+static tamis_status check_count(const tamis_model *model, int32_t context, int32_t num_tokens,
+                                int32_t num_logits, tamis_error *err)
+{
+    if (context < 0 || context > model->config.max_position_embeddings)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "work: context is %d, allowed 0..%d", context,
+                          model->config.max_position_embeddings);
+    if (num_tokens < 1)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "work: num_tokens is %d, allowed 1..",
+                          num_tokens);
+    if (num_logits < 0 || num_logits > num_tokens)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "work: num_logits is %d, allowed 0..%d",
+                          num_logits, num_tokens);
+    return TAMIS_STATUS_OK;
+}
+
+tamis_status tamis_model_count_work(const tamis_model *model, int32_t context, int32_t num_tokens,
+                                    int32_t num_logits, const tamis_roof *roof,
+                                    tamis_model_work *out, tamis_error *err)
+{
+    if (model == NULL || roof == NULL || out == NULL)
+        return tamis_fail(err, TAMIS_STATUS_INVALID, "work: model, roof or out is NULL");
+    TAMIS_TRY(check_count(model, context, num_tokens, num_logits, err));
     const tamis_work_step step = {model->config.profile, context, num_tokens};
-    const tamis_work_step one_row = {model->config.profile, context, 1};
+    const tamis_work_step last = {model->config.profile, context, num_logits};
     tamis_work_list list = {0};
     *out = (tamis_model_work){0};
     for (int32_t i = 0; i < model->config.num_hidden_layers; i++) {
@@ -100,7 +119,8 @@ tamis_status tamis_model_count_work(const tamis_model *model, int32_t context, i
                        &step);
         add_up(out, &list, roof);
     }
-    tamis_work_linear(&list, "head", &model->weights->head, &one_row);
+    if (num_logits > 0)
+        add_head(model, &last, &list);
     add_up(out, &list, roof);
     return TAMIS_STATUS_OK;
 }

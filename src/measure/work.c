@@ -30,14 +30,14 @@ static bool is_integer(const tamis_matrix *w, const tamis_work_step *step)
            (w->dtype == TAMIS_DTYPE_I8 || w->dtype == TAMIS_DTYPE_I4);
 }
 
-/* n_rows rows of input meet the matrix; group outputs: every input meets rows / n_parts of them. */
+/* n_rows rows of input meet the matrix. */
 static void add_linear(tamis_work_list *list, const char *name, const tamis_matrix *w,
                        double n_rows, const tamis_work_step *step)
 {
     tamis_bench_stage *stage = stage_of(list, name);
-    stage->ops += 2.0 * (double)w->rows * (double)w->cols * n_rows;
+    const double ops = 2.0 * (double)w->rows * (double)w->cols * n_rows;
+    *(is_integer(w, step) ? &stage->int8_ops : &stage->f32_ops) += ops;
     stage->bytes += matrix_bytes(w);
-    stage->is_int8 = stage->is_int8 || is_integer(w, step);
 }
 
 void tamis_work_linear(tamis_work_list *list, const char *name, const tamis_matrix *w,
@@ -71,14 +71,17 @@ static row_counts count_rows(const tamis_work_step *step, int32_t window, int32_
     return c;
 }
 
-/* A key is read once a step: the tokens of a step share it. */
+/*
+ * A key is read once a step: the tokens of a step share it. Only the products are counted, neither
+ * the weighting of the heads nor the choice of the best.
+ */
 static void add_select(tamis_work_list *list, const row_counts *rows, int32_t heads, int32_t dim,
                        const tamis_row_format *key)
 {
     tamis_bench_stage *stage = stage_of(list, "select");
-    stage->ops = rows->scored * heads * (2.0 * dim + 2.0);
+    const bool is_integer = key->dtype == TAMIS_DTYPE_I8 || key->dtype == TAMIS_DTYPE_F4_E2M1;
+    *(is_integer ? &stage->int8_ops : &stage->f32_ops) = rows->scored * heads * 2.0 * dim;
     stage->bytes = rows->scored > 0 ? rows->last_visible * key->row_bytes : 0;
-    stage->is_int8 = key->dtype == TAMIS_DTYPE_I8 || key->dtype == TAMIS_DTYPE_F4_E2M1;
 }
 
 /* Rows of a step are at most all there are. */
@@ -87,7 +90,7 @@ static void add_attend(tamis_work_list *list, const row_counts *rows, double all
                        const tamis_row_format *row)
 {
     tamis_bench_stage *stage = stage_of(list, "attend");
-    stage->ops = rows->listed * heads * 2.0 * (key_dim + value_dim);
+    stage->f32_ops = rows->listed * heads * 2.0 * (key_dim + value_dim);
     stage->bytes = fmin(rows->listed, all_rows) * row->row_bytes;
 }
 
@@ -144,13 +147,13 @@ void tamis_work_sfa(tamis_work_list *list, const tamis_sfa_layer *layer,
     const double bytes = matrix_bytes(&w->kv_b_proj);
     const double ops =
         2.0 * (double)w->kv_b_proj.rows * (double)w->kv_b_proj.cols * (double)step->num_tokens;
-    absorb->ops += ops * key_share;
+    absorb->f32_ops += ops * key_share;
     absorb->bytes += bytes * key_share;
     add_attend(list, &rows, rows.last_visible, c->num_heads, c->kv_lora_rank + c->qk_rope_head_dim,
                c->kv_lora_rank, latent);
     tamis_work_linear(list, "project_out", &w->o_proj, step);
     tamis_bench_stage *up = stage_of(list, "project_out");
-    up->ops += ops * (1 - key_share);
+    up->f32_ops += ops * (1 - key_share);
     up->bytes += bytes * (1 - key_share);
 }
 
@@ -178,13 +181,13 @@ void tamis_work_moe(tamis_work_list *list, const tamis_moe_weights *weights, int
     }
 }
 
-double tamis_work_set_floors(tamis_work_list *list, const tamis_roof *roof)
+double tamis_stages_set_floors(tamis_bench_stage *stages, int32_t n, const tamis_roof *roof)
 {
     double sum = 0;
-    for (int32_t i = 0; i < list->n; i++) {
-        tamis_bench_stage *s = &list->stages[i];
-        const double gops = s->is_int8 ? roof->int8_gops : roof->f32_gflops;
-        s->floor_ms = fmax(s->bytes / roof->stream_gbs, s->ops / gops) * 1e-6;
+    for (int32_t i = 0; i < n; i++) {
+        tamis_bench_stage *s = &stages[i];
+        const double compute = s->f32_ops / roof->f32_gflops + s->int8_ops / roof->int8_gops;
+        s->floor_ms = fmax(s->bytes / roof->stream_gbs, compute) * 1e-6;
         sum += s->floor_ms;
     }
     return sum;

@@ -36,6 +36,6 @@ void tamis_work_moe(tamis_work_list *list, const tamis_moe_weights *weights, int
 void tamis_work_linear(tamis_work_list *list, const char *name, const tamis_matrix *w,
                        const tamis_work_step *step);
 /* floor_ms of every stage; returns their sum. */
-double tamis_work_set_floors(tamis_work_list *list, const tamis_roof *roof);
+double tamis_stages_set_floors(tamis_bench_stage *stages, int32_t n, const tamis_roof *roof);
 
 #endif
