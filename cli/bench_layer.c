@@ -52,6 +52,8 @@ static tamis_bench_layer_params params_of(const bench *b, int32_t threads, int32
     p.seconds = bench_seconds(b->args, 1.0);
     if (cli_has(b->args, CLI_OPT_EXPERTS))
         p.n_experts = (int32_t)b->args->value[CLI_OPT_EXPERTS].integer;
+    if (cli_has(b->args, CLI_OPT_VOCAB))
+        p.vocab_size = (int32_t)b->args->value[CLI_OPT_VOCAB].integer;
     return p;
 }
 

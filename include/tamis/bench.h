@@ -75,6 +75,7 @@ typedef struct tamis_bench_layer_params {
     int32_t num_tokens;         /* of one step, one sequence: 1..4096 */
     int32_t n_threads;
     int32_t n_experts; /* moe: routed experts that there are, 0: the shape's; all must fit memory */
+    int32_t vocab_size; /* head: tokens of the vocabulary, 0: the shape's */
     bool serial;       /* independent projections in a pass each instead of side by side */
     double seconds;    /* steps are repeated for about so long; the best of each stage counts; 0..3600,
                           at least three steps */

@@ -297,7 +297,8 @@ static tamis_status pick_layer(tamis_rig *rig, tamis_error *err)
     const bool is_shared = p->kind == TAMIS_BENCH_SHARED;
     const tamis_shape_cut cut = {.layers = ratio,
                                  .n_layers = is_shared ? 4 : 1,
-                                 .n_experts = p->n_experts == 0 ? -1 : p->n_experts};
+                                 .n_experts = p->n_experts == 0 ? -1 : p->n_experts,
+                                 .vocab_size = p->vocab_size};
     rig->first_layer = is_shared ? 2 : 0; /* GLM-5.2: layers 0, 1, 2 select, 3 shares with 2 */
     rig->n_layers = is_shared ? 2 : 1;
     return tamis_shape_config(p->shape, &cut, &rig->config, err);

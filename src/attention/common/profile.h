@@ -10,7 +10,6 @@
 
 typedef enum tamis_attn_stage {
     TAMIS_STAGE_PROJECT_IN = 0, /* linear layers that read the layer's input */
-    TAMIS_STAGE_PROJECT = TAMIS_STAGE_PROJECT_IN,
     TAMIS_STAGE_ROWS,      /* norms, rotations, rows into caches */
     TAMIS_STAGE_PROJECT_Q, /* those of the queries */
     TAMIS_STAGE_SELECT,    /* index scores and top-k */

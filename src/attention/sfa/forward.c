@@ -121,15 +121,15 @@ tamis_status tamis_sfa_preprocess(const tamis_sfa_layer *layer, int32_t layer_id
     uint64_t clock = tamis_profile_clock(plan->profile);
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
     tamis_sfa_project_inputs(&call, x);
-    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT_IN, &clock);
     tamis_sfa_store_rows(&call, x);
     tamis_sfa_book(&call, TAMIS_STAGE_ROWS, &clock);
     tamis_sfa_project_queries(&call);
-    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT_Q, &clock);
     tamis_sfa_prepare_queries(&call);
     tamis_sfa_book(&call, TAMIS_STAGE_ROWS, &clock);
     tamis_sfa_absorb(&call);
-    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT_Q, &clock);
     return tamis_sfa_finish(plan, layer_idx, TAMIS_SFA_PREPROCESSED, err);
 }
 
@@ -180,7 +180,7 @@ tamis_status tamis_sfa_output(const tamis_sfa_layer *layer, int32_t layer_idx, t
     tamis_clear_padding(&plan->step, out, layer->config.hidden_size);
     tamis_sfa_report(&call, call.exec.kernels->all_finite(out, (int64_t)plan->step.n_tokens *
                                                                    layer->config.hidden_size));
-    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT_OUT, &clock);
     return tamis_sfa_finish(plan, layer_idx, TAMIS_SFA_NOTHING, err);
 }
 

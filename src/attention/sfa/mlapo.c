@@ -165,15 +165,15 @@ tamis_status tamis_mlapo_preprocess(const tamis_mlapo *mlapo, const tamis_sfa_la
     call.mlapo = mlapo;
     atomic_store_explicit(&plan->has_fault, false, memory_order_relaxed);
     project_inputs(&call, x);
-    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT_IN, &clock);
     tamis_sfa_store_rows(&call, x);
     tamis_sfa_book(&call, TAMIS_STAGE_ROWS, &clock);
     project_queries(&call);
-    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT_Q, &clock);
     tamis_sfa_prepare_queries(&call);
     tamis_sfa_book(&call, TAMIS_STAGE_ROWS, &clock);
     tamis_sfa_absorb(&call);
-    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT, &clock);
+    tamis_sfa_book(&call, TAMIS_STAGE_PROJECT_Q, &clock);
     if (outputs != NULL)
         give_outputs(&call, outputs);
     return tamis_sfa_finish(plan, layer_idx, TAMIS_SFA_PREPROCESSED, err);
