@@ -252,7 +252,6 @@ static bool route(moe_pass *pass)
         tamis_linear_full(&pass->weights->gate, pass->x, pass->moe->scores, pass->n_tokens);
     job.keep_input = job.keep_output = true;
     tamis_linear_run(pass->exec, &job, 1);
-    atomic_init(&pass->has_fault, false);
     tamis_team_run_sized(pass->exec->team,
                          tamis_exec_is_worth_waking(pass->n_tokens, 4 * num_experts(pass)),
                          route_thread, pass);
@@ -417,11 +416,23 @@ static void run_swiglu(moe_pass *pass)
                          swiglu_thread, pass);
 }
 
+/* Static int8 codes are numbers whatever they were made of: a NaN that w2's would hide is looked
+ * for before. Only shared experts and dense layers have them. */
+static void check_coded(moe_pass *pass)
+{
+    const bool is_coded =
+        pass->exec->profile == TAMIS_PROFILE_ASCEND && pass->weights->shared.w2.input != NULL;
+    if (is_coded &&
+        !pass->exec->kernels->all_finite(shared_gate(pass), pass->n_tokens * shared_width(pass)))
+        atomic_store_explicit(&pass->has_fault, true, memory_order_relaxed);
+}
+
 /* w2: routed outputs into rows, the shared one into y. */
-static void project_down(const moe_pass *pass)
+static void project_down(moe_pass *pass)
 {
     tamis_moe *moe = pass->moe;
     int64_t n_jobs = 0;
+    check_coded(pass);
     for (int64_t e = 0; e < num_experts(pass); e++) {
         const int64_t first = moe->first_row[e], n = num_rows_of(moe, e);
         if (n > 0)
@@ -481,9 +492,10 @@ bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_w
                      .x = x,
                      .y = y,
                      .n_tokens = n_tokens};
+    atomic_init(&pass.has_fault, false);
     if (is_dense(&pass)) {
         forward_dense(&pass);
-        return true;
+        return !atomic_load_explicit(&pass.has_fault, memory_order_relaxed);
     }
     if (!route(&pass))
         return false;
@@ -496,5 +508,5 @@ bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_w
         exec->team,
         tamis_exec_is_worth_waking(n_tokens, (per_token(&pass) + 1) * hidden_size(&pass)),
         combine_thread, &pass);
-    return true;
+    return !atomic_load_explicit(&pass.has_fault, memory_order_relaxed);
 }

@@ -53,8 +53,9 @@ size_t tamis_moe_input_bytes(const tamis_model_config *config, int64_t n_tokens)
 
 /*
  * y [n_tokens][H] from x [n_tokens][H]; tokens [n_tokens] are the ids (hash layers). Afterwards ids
- * and weights hold the routing, but for dense layers: these leave them alone and never fail.
- * false: a router logit or score was NaN or infinite; y is then undefined.
+ * and weights hold the routing, but for dense layers: these leave them alone.
+ * false: a router logit or score was NaN or infinite, or what a static int8 w2 codes was and would be
+ * hidden; y is then undefined.
  */
 bool tamis_moe_forward(tamis_moe *moe, const tamis_exec *exec, const tamis_moe_weights *weights,
                        const int32_t *tokens, const float *x, int64_t n_tokens, float *y);

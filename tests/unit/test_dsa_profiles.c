@@ -411,6 +411,39 @@ static void test_refused_weights(void **state)
     close_fixture(&f);
 }
 
+/* A NaN in x, or one that a sink brings into the attention, is an error whatever codes hide. */
+static void test_nan(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("NaN", 20261210);
+    const tamis_dsa_config config = config_of(0);
+    for (int form = 0; form < TEST_NUM_WEIGHT_FORMS; form++) {
+        fixture f = open_fixture(TAMIS_PROFILE_ASCEND, TAMIS_DTYPE_AUTO, (test_weight_form)form,
+                                 &config, 1, &rng);
+        const bool is_static = f.layers[0].weights.wo_b.input != NULL;
+        float sinks[64], *out = test_take(3 * HIDDEN, sizeof *out);
+        for (int in_sink = 0; in_sink < (is_static ? 2 : 1); in_sink++) {
+            test_rig rig = open_rig(&f, 1);
+            test_rig_seq seq = test_rig_seq_open(&rig), *seqs[] = {&seq};
+            const int32_t n = 3;
+            tamis_dsa_layer layer = f.layers[0];
+            float *x = test_take(3 * HIDDEN, sizeof *x);
+            tamis_error err;
+            memcpy(x, f.x, 3 * HIDDEN * sizeof *x);
+            memcpy(sinks, layer.weights.attn_sink, (size_t)config.num_heads * sizeof *sinks);
+            *(in_sink ? &sinks[1] : &x[HIDDEN + 7]) = NAN;
+            layer.weights.attn_sink = sinks;
+            test_rig_plan(&rig, seqs, &n, 1);
+            refused(tamis_dsa_forward(&layer, 0, rig.plan, rig.caches, x, out, rig.team, &err),
+                    TAMIS_STATUS_FORMAT, &err, "layer 0: attention met a NaN");
+            free(x);
+            test_rig_close(&rig);
+        }
+        free(out);
+        close_fixture(&f);
+    }
+}
+
 static void test_refused_caches(void **state)
 {
     (void)state;
@@ -447,6 +480,7 @@ int main(void)
         cmocka_unit_test(test_low_rank_query),
         cmocka_unit_test(test_refused_weights),
         cmocka_unit_test(test_refused_caches),
+        cmocka_unit_test(test_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

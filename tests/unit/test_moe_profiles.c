@@ -367,12 +367,40 @@ static void families_weigh_in_different_places(void **state)
     layer_close(l);
 }
 
+/* A NaN that only a float w1 brings in: the static int8 codes of w2 would be numbers again. */
+static void static_codes_hide_no_nan(void **state)
+{
+    (void)state;
+    test_rng rng = test_rng_start("NaN", 64);
+    for (int is_dense = 0; is_dense < 2; is_dense++) {
+        layer *l = layer_open(TAMIS_PROFILE_ASCEND, TAMIS_FAMILY_DEEPSEEK_V32, FORM_STATIC,
+                              is_dense, &rng);
+        tamis_expert_weights *shared = &l->weights.shared;
+        float x[MAX_T * HIDDEN], y[MAX_T * HIDDEN];
+        for (int32_t i = 0; i < MAX_T * HIDDEN; i++)
+            x[i] = (float)test_rng_int(&rng, -7, 7) / 4;
+        shared->w1 = eighths(&l->owned[EXPERTS], shared->w1.rows, HIDDEN, &rng);
+        run(l, x, MAX_T, 1, y, &rng);
+        ((uint16_t *)shared->w1.data)[3 * HIDDEN + 5] = 0x7fc0;
+        tamis_exec exec =
+            test_exec_open(1, tamis_cpu_level_available(), tamis_moe_scratch_floats(&l->config));
+        exec.profile = l->profile;
+        exec.input_bytes = tamis_moe_input_bytes(&l->config, MAX_T);
+        exec.inputs = test_take((int64_t)exec.input_bytes, 1);
+        assert_false(tamis_moe_forward(&l->moe, &exec, &l->weights, NULL, x, MAX_T, y));
+        free(exec.inputs);
+        test_exec_close(&exec);
+        layer_close(l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(official_experts),
         cmocka_unit_test(ascend_experts),
         cmocka_unit_test(families_weigh_in_different_places),
+        cmocka_unit_test(static_codes_hide_no_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,6 +37,16 @@ static tamis_linear_job project_state(const tamis_dsa_call *call, const tamis_ma
     return job;
 }
 
+/* Static int8 codes are numbers whatever they were made of: what would be hidden is looked for in
+ * the n values of every token that w is about to code. */
+static void check_coded(const tamis_dsa_call *call, const tamis_matrix *w, const float *x,
+                        int64_t n)
+{
+    if (call->exec.profile == TAMIS_PROFILE_ASCEND && w->input != NULL &&
+        !call->exec.kernels->all_finite(x, call->plan->step.n_tokens * n))
+        atomic_store_explicit(&call->plan->has_fault, true, memory_order_relaxed);
+}
+
 /* Q1, K1, C1, J1, W1: everything that reads x, side by side. */
 static void project_inputs(const tamis_dsa_call *call, const float *x)
 {
@@ -45,6 +55,7 @@ static void project_inputs(const tamis_dsa_call *call, const float *x)
     const tamis_dsa_workspace *ws = &call->plan->ws;
     tamis_linear_job jobs[7];
     int n = 0;
+    check_coded(call, &w->wq_a, x, c->hidden_size);
     jobs[n++] = project(call, &w->wq_a, x, ws->qa, c->q_lora_rank);
     jobs[n++] = project(call, &w->wkv, x, ws->kv, c->head_dim);
     if (call->has_compressor) {
@@ -93,7 +104,9 @@ static void project_output(const tamis_dsa_call *call, float *out)
                                      .y_stride = low_width,
                                      .n_tokens = call->plan->step.n_tokens,
                                      .keep_input = call->exec.profile == TAMIS_PROFILE_OFFICIAL};
+    check_coded(call, &call->weights->wo_a, ws->q, q_width);
     tamis_linear_run(&call->exec, jobs, c->o_groups);
+    check_coded(call, &call->weights->wo_b, ws->low, low_width);
     jobs[0] = project(call, &call->weights->wo_b, ws->low, out, c->hidden_size);
     tamis_linear_run(&call->exec, jobs, 1);
 }
