@@ -25,13 +25,21 @@
 #define TAMIS_LANES 16
 /* Entries of an attention list between two LSE merges: part of the numerics contract. */
 #define TAMIS_ATTN_CHUNK 64
-/* Weight rows that one call of the linear kernel expands at a time. */
+/* Weight rows that one call of the linear kernel expands at a time; threads share rows in groups. */
 #define TAMIS_LINEAR_ROWS 8
+/* Tokens that the linear kernel packs at a time, beside 16 rows. */
+#define TAMIS_LINEAR_TOKENS(cols) ((size_t)(cols) <= 16384 ? (size_t)128 : (size_t)32)
 /* Floats of scratch that linear, linear_t, index_score and attn_chunk need. */
-#define TAMIS_LINEAR_SCRATCH(cols) ((size_t)TAMIS_LINEAR_ROWS * (((size_t)(cols) + 15) / 16 * 16))
+#define TAMIS_LINEAR_SCRATCH(cols)                                                \
+    ((16 + TAMIS_LINEAR_TOKENS(cols)) * (((size_t)(cols) + 15) / 16 * 16) +       \
+     80 * TAMIS_LINEAR_TOKENS(cols) + 512)
 #define TAMIS_LINEAR_T_SCRATCH ((size_t)64 * 64)
 #define TAMIS_INDEX_SCRATCH(head_dim, n_heads) \
     ((size_t)64 * (((size_t)(head_dim) + 15) / 16 * 16 + ((size_t)(n_heads) + 15) / 16 * 16 + 16))
+/* Bytes of a query that index_query_f4 or _i8 has prepared. */
+#define TAMIS_INDEX_QUERY_BYTES(head_dim, n_heads)        \
+    (64 + ((size_t)(n_heads) + 15) / 16 * 16 *            \
+              (8 + 9 * (((size_t)(head_dim) + 3) / 4 * 4)))
 #define TAMIS_ATTN_SCRATCH(n_heads, head_dim)                                             \
     ((size_t)TAMIS_ATTN_CHUNK * (((size_t)(head_dim) + 15) / 16 * 16 + 16) +              \
      (size_t)(TAMIS_ATTN_CHUNK + 1) * (((size_t)(n_heads) + 15) / 16 * 16 + 16))
@@ -133,32 +141,44 @@
            int64_t head_dim, const void *keys, const tamis_row_format *format,             \
            int64_t key_stride, int64_t n_keys, float *scratch)
 /*
+ * index_query_f4, index_query_i8: what the two kernels below read of one token's index query. The
+ *   contents are a level's own; the arrays given stay where they are as long as the query is used.
+ *   shapes  query TAMIS_INDEX_QUERY_BYTES, 64-byte aligned;
+ *           f4: q [ceil(n_heads/16)*16][head_dim] doubled codes (2 * e2m1, -12..12), q_scale
+ *           [same][num groups]; i8: q [same][head_dim] any int8; both zero after n_heads;
+ *           weights as in index_score, values of bf16 (f4) or FP16 (i8)
+ */
+#define TAMIS_KERNEL_index_query_f4(F)                                                     \
+    void F(void *query, const int8_t *q, const float *q_scale, const float *weights,       \
+           int64_t n_heads, int64_t head_dim, int64_t group_size)
+#define TAMIS_KERNEL_index_query_i8(F)                                                     \
+    void F(void *query, const int8_t *q, const float *weights, int64_t n_heads, int64_t head_dim)
+/*
  * index_score_f4: the official profile's scores of FP4 queries and keys, every step a BF16 value.
  *   dot     per group g of group_size channels the integer sum of q[h][d] * key[j][d], both codes
  *           doubled (2 * e2m1 is an integer up to 12), as f32 times (q_scale[h][g] * key_scale[j][g])
  *           times 0.25; groups added up as a chain; rounded to bf16
  *   score   bf16(weight[h] * relu(dot)), summed over heads as lanes16 of acc + x, rounded to bf16
- *   shapes  q [ceil(n_heads/16)*16][head_dim] doubled codes, q_scale [same][num groups], both zero
- *           after n_heads; weights as above, bf16 values; keys n_keys (1..64) rows of that format,
- *           key_stride bytes apart (F4_E2M1, F8_E8M0 scales)
+ *   shapes  query as the same level's index_query_f4 made it; keys n_keys (1..64) rows of that
+ *           format, key_stride bytes apart (F4_E2M1, F8_E8M0 scales)
  *   scratch TAMIS_INDEX_SCRATCH floats. class ordered (the integer sums are exact).
  */
 #define TAMIS_KERNEL_index_score_f4(F)                                                     \
-    void F(float *scores, const int8_t *q, const float *q_scale, const float *weights,     \
-           int64_t n_heads, int64_t head_dim, const void *keys,                            \
-           const tamis_row_format *format, int64_t key_stride, int64_t n_keys, float *scratch)
+    void F(float *scores, const void *query, int64_t n_heads, int64_t head_dim,            \
+           const void *keys, const tamis_row_format *format, int64_t key_stride,           \
+           int64_t n_keys, float *scratch)
 /*
  * index_score_i8: the ascend profile's C8 scores: integer dots, their FP16 step, f32 sums.
  *   score[j] = (lanes16 over h of fma(weight[h], f16(relu(dot) * 2^-10), acc)) * key_scale[j];
- *   dot = integer sum of q[h][d] * key[j][d], as f32 (exact below 2^24)
- *   shapes  q [ceil(n_heads/16)*16][head_dim] int8, zero after n_heads; weights as above (FP16
- *           values); keys n_keys (1..64) rows of that format (I8, one F16 scale a row)
+ *   dot = integer sum of q[h][d] * key[j][d], as f32 (exact below 2^24); no pair of bytes saturates
+ *   shapes  query as the same level's index_query_i8 made it; keys n_keys (1..64) rows of that
+ *           format (I8, one F16 scale a row)
  *   scratch TAMIS_INDEX_SCRATCH floats. class ordered.
  */
 #define TAMIS_KERNEL_index_score_i8(F)                                                     \
-    void F(float *scores, const int8_t *q, const float *weights, int64_t n_heads,          \
-           int64_t head_dim, const void *keys, const tamis_row_format *format,             \
-           int64_t key_stride, int64_t n_keys, float *scratch)
+    void F(float *scores, const void *query, int64_t n_heads, int64_t head_dim,            \
+           const void *keys, const tamis_row_format *format, int64_t key_stride,           \
+           int64_t n_keys, float *scratch)
 /*
  * scan_above: writes the indices i (ascending) with score[i] > threshold, or with any non-NaN score
  *   if threshold is NaN, to out; returns their number. out has room for n. class exact.
@@ -302,6 +322,8 @@
     X(pool)                  \
     X(pack_heads)            \
     X(index_score)           \
+    X(index_query_f4)        \
+    X(index_query_i8)        \
     X(index_score_f4)        \
     X(index_score_i8)        \
     X(scan_above)            \

@@ -53,7 +53,7 @@ typedef struct select_arg {
     tamis_row_format format;
     int32_t n_keys;
     float *scores; /* [n_threads][64] */
-    const float *panels;
+    void *query;   /* panels, or what index_query_f4 or _i8 makes */
 } select_arg;
 
 static const void *find_keys(const void *user, int32_t token, int32_t j, int32_t n, int32_t *n_run,
@@ -73,13 +73,13 @@ static void score_block(const select_arg *a, float *scores, int64_t j, int64_t n
     const int64_t stride = a->format.row_bytes;
     const uint8_t *keys = a->keys + j * stride;
     if (a->format.dtype == TAMIS_DTYPE_F4_E2M1)
-        k->index_score_f4(scores, job->q_codes, job->q_scales, job->weights, INDEX_HEADS, INDEX_DIM,
-                          keys, &a->format, stride, n, scratch);
+        k->index_score_f4(scores, a->query, INDEX_HEADS, INDEX_DIM, keys, &a->format, stride, n,
+                          scratch);
     else if (a->format.dtype == TAMIS_DTYPE_I8)
-        k->index_score_i8(scores, job->q_codes, job->weights, INDEX_HEADS, INDEX_DIM, keys,
-                          &a->format, stride, n, scratch);
+        k->index_score_i8(scores, a->query, INDEX_HEADS, INDEX_DIM, keys, &a->format, stride, n,
+                          scratch);
     else
-        k->index_score(scores, a->panels, job->weights, INDEX_HEADS, INDEX_DIM, keys, &a->format,
+        k->index_score(scores, a->query, job->weights, INDEX_HEADS, INDEX_DIM, keys, &a->format,
                        stride, n, scratch);
 }
 
@@ -128,12 +128,35 @@ static void fill_codes(int8_t *codes, bool is_f4)
     }
 }
 
+/* FP4 scales are powers of two. */
+static float *power_scales(tamis_kernel_bench *bench, int n)
+{
+    tamis_noise noise = {98};
+    float *scales = tamis_kernel_bench_take(bench, sizeof(float) * (size_t)n);
+    for (int i = 0; scales != NULL && i < n; i++)
+        scales[i] = 0.125f / (float)(1 << tamis_noise_next(&noise) % 4);
+    return scales;
+}
+
+static void prepare_query(const select_arg *a)
+{
+    const tamis_index_job *job = &a->job;
+    const tamis_kernels *k = tamis_kernels_current();
+    if (a->format.dtype == TAMIS_DTYPE_F4_E2M1)
+        k->index_query_f4(a->query, job->q_codes, job->q_scales, job->weights, INDEX_HEADS,
+                          INDEX_DIM, a->format.group_size);
+    else if (a->format.dtype == TAMIS_DTYPE_I8)
+        k->index_query_i8(a->query, job->q_codes, job->weights, INDEX_HEADS, INDEX_DIM);
+    else
+        k->pack_heads(a->query, job->q, INDEX_HEADS, INDEX_DIM);
+}
+
 static void set_job(tamis_kernel_bench *bench, select_arg *a, int32_t n_threads)
 {
     int8_t *codes = tamis_kernel_bench_take(bench, INDEX_HEADS * INDEX_DIM);
     const float *q = tamis_kernel_bench_floats(bench, INDEX_HEADS * INDEX_DIM);
     fill_codes(codes, a->format.dtype == TAMIS_DTYPE_F4_E2M1);
-    a->panels = q;
+    a->query = tamis_kernel_bench_take(bench, TAMIS_INDEX_QUERY_BYTES(INDEX_DIM, INDEX_HEADS));
     a->scores =
         tamis_kernel_bench_take(bench, sizeof(float) * TAMIS_INDEX_BLOCK * (size_t)n_threads);
     a->job = (tamis_index_job){
@@ -145,7 +168,7 @@ static void set_job(tamis_kernel_bench *bench, select_arg *a, int32_t n_threads)
         .topk = INDEX_TOPK,
         .format = &a->format,
         .q_codes = codes,
-        .q_scales = tamis_kernel_bench_floats(bench, INDEX_HEADS * INDEX_DIM / 32),
+        .q_scales = power_scales(bench, INDEX_HEADS * INDEX_DIM / 32),
         .visible = &a->n_keys,
         .partition = &a->run.partition,
         .out = tamis_kernel_bench_take(bench, INDEX_TOPK * sizeof(int32_t)),
@@ -170,6 +193,7 @@ static void bench_keys(tamis_kernel_bench *bench, tamis_row_layout layout, int32
                  tamis_index_scratch_floats(INDEX_HEADS, INDEX_DIM, INDEX_TOPK),
                  tamis_index_units(n_keys, INDEX_TOPK, false))) {
         fill_keys(&a, values);
+        prepare_query(&a);
         snprintf(shape, sizeof shape, "64 heads x 128, %d %s keys", (int)n_keys,
                  tamis_row_layout_name(layout));
         tamis_kernel_case c = {.kernel = "select_score",

@@ -12,6 +12,7 @@ typedef struct scores_arg {
     const float *panels, *weights, *q_scales;
     const int8_t *codes;
     float *scores, *scratch;
+    void *query; /* of the level that is measured */
     tamis_row_format format;
 } scores_arg;
 
@@ -21,19 +22,29 @@ static void score(const tamis_kernels *kernels, const scores_arg *a, int64_t j)
     const int64_t stride = a->format.row_bytes;
     const uint8_t *keys = a->keys + j * stride;
     if (a->format.dtype == TAMIS_DTYPE_F4_E2M1)
-        kernels->index_score_f4(a->scores + j, a->codes, a->q_scales, a->weights, HEADS, DIM, keys,
-                                &a->format, stride, 64, a->scratch);
+        kernels->index_score_f4(a->scores + j, a->query, HEADS, DIM, keys, &a->format, stride, 64,
+                                a->scratch);
     else if (a->format.dtype == TAMIS_DTYPE_I8)
-        kernels->index_score_i8(a->scores + j, a->codes, a->weights, HEADS, DIM, keys, &a->format,
-                                stride, 64, a->scratch);
+        kernels->index_score_i8(a->scores + j, a->query, HEADS, DIM, keys, &a->format, stride, 64,
+                                a->scratch);
     else
         kernels->index_score(a->scores + j, a->panels, a->weights, HEADS, DIM, keys, &a->format,
                              stride, 64, a->scratch);
 }
 
+static void prepare(const tamis_kernels *kernels, const scores_arg *a)
+{
+    if (a->format.dtype == TAMIS_DTYPE_F4_E2M1)
+        kernels->index_query_f4(a->query, a->codes, a->q_scales, a->weights, HEADS, DIM,
+                                a->format.group_size);
+    else if (a->format.dtype == TAMIS_DTYPE_I8)
+        kernels->index_query_i8(a->query, a->codes, a->weights, HEADS, DIM);
+}
+
 static void run_scores(const tamis_kernels *kernels, void *arg, int64_t run)
 {
     (void)run;
+    prepare(kernels, arg);
     for (int64_t j = 0; j < KEYS; j += 64)
         score(kernels, arg, j);
 }
@@ -88,7 +99,7 @@ void tamis_kernel_bench_scores(tamis_kernel_bench *bench)
     scores_arg a = {.keys = tamis_kernel_bench_take(bench, KEYS * DIM * sizeof(float)),
                     .panels = tamis_kernel_bench_floats(bench, HEADS * DIM),
                     .weights = tamis_kernel_bench_floats(bench, HEADS),
-                    .q_scales = tamis_kernel_bench_floats(bench, HEADS * DIM / 32),
+                    .query = tamis_kernel_bench_take(bench, TAMIS_INDEX_QUERY_BYTES(DIM, HEADS)),
                     .scores = tamis_kernel_bench_floats(bench, KEYS),
                     .scratch = tamis_kernel_bench_take(
                         bench, (TAMIS_INDEX_SCRATCH(DIM, HEADS) + KEYS) * sizeof(float))};
@@ -96,6 +107,10 @@ void tamis_kernel_bench_scores(tamis_kernel_bench *bench)
     for (int i = 0; codes != NULL && i < HEADS * DIM; i++) /* doubled FP4 codes, good int8 ones */
         codes[i] = (int8_t)(i % 2 == 0 ? 2 * (i % 7) : -(i % 5));
     a.codes = codes;
+    float *q_scales = tamis_kernel_bench_take(bench, HEADS * DIM / 32 * sizeof(float));
+    for (int i = 0; q_scales != NULL && i < HEADS * DIM / 32; i++) /* powers of two, as FP4 has */
+        q_scales[i] = 0.125f / (float)(1 << i % 4);
+    a.q_scales = q_scales;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
         bench_layout(bench, &a, layouts[i], values);
     const tamis_kernel_case scan = {

@@ -12,7 +12,8 @@ typedef struct index_pass {
 } index_pass;
 
 typedef struct index_scratch {
-    float *panels, *scores, *kernel;
+    void *query; /* of the token: panels, or what index_query_f4 or _i8 makes */
+    float *scores, *kernel;
     tamis_candidate *candidates;
 } index_scratch;
 
@@ -26,6 +27,14 @@ static size_t panel_floats(int32_t n_heads, int32_t head_dim)
     return padded(n_heads) * (size_t)head_dim;
 }
 
+/* Room for a query of any format. */
+static size_t query_floats(int32_t n_heads, int32_t head_dim)
+{
+    const size_t packed = TAMIS_INDEX_QUERY_BYTES(head_dim, n_heads) / sizeof(float);
+    const size_t panels = panel_floats(n_heads, head_dim);
+    return padded((int64_t)(packed > panels ? packed : panels));
+}
+
 static size_t kernel_floats(int32_t n_heads, int32_t head_dim)
 {
     return padded((int64_t)TAMIS_INDEX_SCRATCH(head_dim, n_heads));
@@ -34,24 +43,38 @@ static size_t kernel_floats(int32_t n_heads, int32_t head_dim)
 size_t tamis_index_scratch_floats(int32_t n_heads, int32_t head_dim, int32_t topk)
 {
     const size_t candidate_floats = sizeof(tamis_candidate) / sizeof(float);
-    return panel_floats(n_heads, head_dim) + TAMIS_INDEX_BLOCK + kernel_floats(n_heads, head_dim) +
+    return query_floats(n_heads, head_dim) + TAMIS_INDEX_BLOCK + kernel_floats(n_heads, head_dim) +
            padded((int64_t)((size_t)tamis_topk_capacity(topk) * candidate_floats));
 }
 
 static index_scratch carve(const tamis_index_job *job, float *base)
 {
     index_scratch s;
-    s.panels = base;
-    s.scores = s.panels + panel_floats(job->n_heads, job->head_dim);
+    s.query = base;
+    s.scores = base + query_floats(job->n_heads, job->head_dim);
     s.kernel = s.scores + TAMIS_INDEX_BLOCK;
     s.candidates =
         (tamis_candidate *)(void *)(s.kernel + kernel_floats(job->n_heads, job->head_dim));
     return s;
 }
 
-static bool has_integer_keys(const tamis_index_job *job)
+/* The query of a token as the kernel that its keys' format needs reads it. */
+static void prepare_query(const index_pass *pass, const index_scratch *s, int32_t token)
 {
-    return job->format->dtype == TAMIS_DTYPE_F4_E2M1 || job->format->dtype == TAMIS_DTYPE_I8;
+    const tamis_index_job *job = pass->job;
+    const tamis_kernels *kernels = pass->exec->kernels;
+    const int64_t first_head = token * (int64_t)padded(job->n_heads);
+    const float *weights = job->weights + first_head;
+    if (job->format->dtype == TAMIS_DTYPE_F4_E2M1)
+        kernels->index_query_f4(s->query, job->q_codes + first_head * job->head_dim,
+                                job->q_scales + first_head * tamis_row_num_groups(job->format),
+                                weights, job->n_heads, job->head_dim, job->format->group_size);
+    else if (job->format->dtype == TAMIS_DTYPE_I8)
+        kernels->index_query_i8(s->query, job->q_codes + first_head * job->head_dim, weights,
+                                job->n_heads, job->head_dim);
+    else
+        kernels->pack_heads(s->query, job->q + (int64_t)token * job->n_heads * job->head_dim,
+                            job->n_heads, job->head_dim);
 }
 
 /* A run of keys at a constant stride, by the kernel that their format needs. */
@@ -60,20 +83,16 @@ static void score_run(const index_pass *pass, const index_scratch *s, int32_t to
 {
     const tamis_index_job *job = pass->job;
     const tamis_kernels *kernels = pass->exec->kernels;
-    const int64_t first_head = token * (int64_t)padded(job->n_heads);
-    const float *weights = job->weights + first_head;
     if (job->format->dtype == TAMIS_DTYPE_F4_E2M1)
-        kernels->index_score_f4(s->scores, job->q_codes + first_head * job->head_dim,
-                                job->q_scales + first_head * tamis_row_num_groups(job->format),
-                                weights, job->n_heads, job->head_dim, keys, job->format, stride, n,
-                                s->kernel);
+        kernels->index_score_f4(s->scores, s->query, job->n_heads, job->head_dim, keys, job->format,
+                                stride, n, s->kernel);
     else if (job->format->dtype == TAMIS_DTYPE_I8)
-        kernels->index_score_i8(s->scores, job->q_codes + first_head * job->head_dim, weights,
-                                job->n_heads, job->head_dim, keys, job->format, stride, n,
-                                s->kernel);
+        kernels->index_score_i8(s->scores, s->query, job->n_heads, job->head_dim, keys, job->format,
+                                stride, n, s->kernel);
     else
-        kernels->index_score(s->scores, s->panels, weights, job->n_heads, job->head_dim, keys,
-                             job->format, stride, n, s->kernel);
+        kernels->index_score(s->scores, s->query,
+                             job->weights + token * (int64_t)padded(job->n_heads), job->n_heads,
+                             job->head_dim, keys, job->format, stride, n, s->kernel);
 }
 
 /* Keys [j, end) of one unit: runs of constant stride inside it. */
@@ -114,10 +133,7 @@ static void run_part(index_pass *pass, const index_scratch *s, int thread_idx, i
     const tamis_index_job *job = pass->job;
     tamis_topk topk;
     tamis_topk_init(&topk, s->candidates, job->topk);
-    if (!has_integer_keys(job))
-        pass->exec->kernels->pack_heads(s->panels,
-                                        job->q + (int64_t)token * job->n_heads * job->head_dim,
-                                        job->n_heads, job->head_dim);
+    prepare_query(pass, s, token);
     for (int64_t unit = begin; unit < end; unit++) {
         const int32_t j = (int32_t)(unit * TAMIS_INDEX_BLOCK);
         score_keys(pass, s, token, j,

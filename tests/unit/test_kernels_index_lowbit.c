@@ -87,13 +87,20 @@ static test_guard low_case_run(const low_case *c, tamis_cpu_level level, test_rn
     test_guard out = new_floats(c->n_keys, &noise);
     test_guard scratch =
         test_guard_new(TAMIS_INDEX_SCRATCH(c->dim, c->heads) * sizeof(float), 0, &noise);
-    if (c->format.dtype == TAMIS_DTYPE_F4_E2M1)
-        kernels->index_score_f4(out.data, c->q, c->q_scale, c->weights, c->heads, c->dim,
-                                c->keys.data, &c->format, c->key_stride, c->n_keys, scratch.data);
-    else
-        kernels->index_score_i8(out.data, c->q, c->weights, c->heads, c->dim, c->keys.data,
-                                &c->format, c->key_stride, c->n_keys, scratch.data);
+    test_guard query = test_guard_new(TAMIS_INDEX_QUERY_BYTES(c->dim, c->heads), 0, &noise);
+    if (c->format.dtype == TAMIS_DTYPE_F4_E2M1) {
+        kernels->index_query_f4(query.data, c->q, c->q_scale, c->weights, c->heads, c->dim,
+                                c->format.group_size);
+        kernels->index_score_f4(out.data, query.data, c->heads, c->dim, c->keys.data, &c->format,
+                                c->key_stride, c->n_keys, scratch.data);
+    } else {
+        kernels->index_query_i8(query.data, c->q, c->weights, c->heads, c->dim);
+        kernels->index_score_i8(out.data, query.data, c->heads, c->dim, c->keys.data, &c->format,
+                                c->key_stride, c->n_keys, scratch.data);
+    }
     assert_true(test_guard_intact(&scratch));
+    assert_true(test_guard_intact(&query));
+    test_guard_free(&query);
     test_guard_free(&scratch);
     return out;
 }
@@ -190,6 +197,7 @@ static void test_extreme_codes(void **state)
     static int8_t q[16 * DIM];
     static float q_scale[16], weights[16];
     _Alignas(64) static float scratch[TAMIS_INDEX_SCRATCH(DIM, 16)];
+    _Alignas(64) static uint8_t query[TAMIS_INDEX_QUERY_BYTES(DIM, 16)];
     tamis_row_format f4, i8;
     assert_int_equal(tamis_row_format_make(&f4, TAMIS_ROWS_INDEX_FP4, DIM, 0, NULL), 0);
     assert_int_equal(tamis_row_format_make(&i8, TAMIS_ROWS_INDEX_INT8, DIM, 0, NULL), 0);
@@ -204,14 +212,15 @@ static void test_extreme_codes(void **state)
         memset(row, sign < 0 ? 0xff : 0x77, DIM / 2);
         row[f4.scale_at] = 127;
         memset(q, 12 * sign, DIM);
-        kernels->index_score_f4(&score, q, q_scale, weights, 1, DIM, row, &f4, f4.row_bytes, 1,
-                                scratch);
+        kernels->index_query_f4(query, q, q_scale, weights, 1, DIM, DIM);
+        kernels->index_score_f4(&score, query, 1, DIM, row, &f4, f4.row_bytes, 1, scratch);
         assert_true(score == 6.0f * 6 * DIM); /* 4608: 8 bits hold it */
         memset(row, sign < 0 ? -128 : 127, DIM);
         memset(q, sign < 0 ? -128 : 127, DIM);
         row[DIM] = 0;
         row[DIM + 1] = 0x3c;
-        kernels->index_score_i8(&score, q, weights, 1, DIM, row, &i8, i8.row_bytes, 1, scratch);
+        kernels->index_query_i8(query, q, weights, 1, DIM);
+        kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, scratch);
         assert_true(score == (sign < 0 ? 2048.0f : 2016.0f)); /* 2016.125 in fp16 */
     }
 }

@@ -189,11 +189,13 @@ static void test_v32_7_11_fp16_tie(void **state)
     int8_t q[16 * 2] = {100, 1};
     const float weights[16] = {1.0f};
     _Alignas(64) float scratch[TAMIS_INDEX_SCRATCH(2, 1)];
+    _Alignas(64) uint8_t query[TAMIS_INDEX_QUERY_BYTES(2, 1)];
     FOR_EACH_LEVEL(level)
     {
         float scores[3];
-        tamis_kernels_for(level_at(level))
-            ->index_score_i8(scores, q, weights, 1, 2, keys, &f, 4, 3, scratch);
+        const tamis_kernels *kernels = tamis_kernels_for(level_at(level));
+        kernels->index_query_i8(query, q, weights, 1, 2);
+        kernels->index_score_i8(scores, query, 1, 2, keys, &f, 4, 3, scratch);
         assert_true(scores[0] == 4.8828125f && scores[1] == 4.8828125f);
         assert_true(scores[2] > 4.9f);
     }

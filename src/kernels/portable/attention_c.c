@@ -41,6 +41,22 @@ static float bf16(float x)
     return tamis_bf16_to_f32(tamis_f32_to_bf16(x));
 }
 
+/* Nothing is worth preparing here: where the inputs are. */
+typedef struct index_query {
+    const int8_t *q;
+    const float *q_scale, *weights;
+} index_query;
+
+TAMIS_KERNEL_index_query_f4(tamis_index_query_f4_c)
+{
+    *(index_query *)query = (index_query){q, q_scale, weights};
+}
+
+TAMIS_KERNEL_index_query_i8(tamis_index_query_i8_c)
+{
+    *(index_query *)query = (index_query){q, NULL, weights};
+}
+
 /* dot of one head and key: integer sums of groups, scaled. q_scale of the head. */
 static float dot_f4(const int8_t *q, const float *q_scale, const uint8_t *row, int64_t head_dim,
                     const tamis_row_format *format)
@@ -60,13 +76,15 @@ static float dot_f4(const int8_t *q, const float *q_scale, const uint8_t *row, i
 
 TAMIS_KERNEL_index_score_f4(tamis_index_score_f4_c)
 {
+    const index_query *from = query;
     const int32_t n_groups = tamis_row_num_groups(format);
     for (int64_t j = 0; j < n_keys; j++) {
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
         float acc[TAMIS_LANES] = {0};
         for (int64_t h = 0; h < n_heads; h++) {
-            const float dot = dot_f4(q + h * head_dim, q_scale + h * n_groups, row, head_dim, format);
-            acc[h % TAMIS_LANES] += bf16(weights[h] * (dot <= 0.0f ? 0.0f : dot));
+            const float dot =
+                dot_f4(from->q + h * head_dim, from->q_scale + h * n_groups, row, head_dim, format);
+            acc[h % TAMIS_LANES] += bf16(from->weights[h] * (dot <= 0.0f ? 0.0f : dot));
         }
         scores[j] = bf16(tamis_lanes_sum(acc));
     }
@@ -74,6 +92,7 @@ TAMIS_KERNEL_index_score_f4(tamis_index_score_f4_c)
 
 TAMIS_KERNEL_index_score_i8(tamis_index_score_i8_c)
 {
+    const index_query *from = query;
     for (int64_t j = 0; j < n_keys; j++) {
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
         const uint8_t *key = row + format->coded_at;
@@ -81,17 +100,17 @@ TAMIS_KERNEL_index_score_i8(tamis_index_score_i8_c)
         for (int64_t h = 0; h < n_heads; h++) {
             int32_t dot = 0;
             for (int64_t d = 0; d < head_dim; d++)
-                dot += q[h * head_dim + d] * (int32_t)(int8_t)key[d];
+                dot += from->q[h * head_dim + d] * (int32_t)(int8_t)key[d];
             const float step = (float)(dot > 0 ? dot : 0) * 0x1p-10f;
-            acc[h % TAMIS_LANES] = fmaf(weights[h], tamis_f16_to_f32(tamis_f32_to_f16(step)),
+            acc[h % TAMIS_LANES] = fmaf(from->weights[h], tamis_f16_to_f32(tamis_f32_to_f16(step)),
                                         acc[h % TAMIS_LANES]);
         }
-        scores[j] =
-            tamis_lanes_sum(acc) * tamis_f16_to_f32(tamis_load_u16(row + format->scale_at));
+        scores[j] = tamis_lanes_sum(acc) * tamis_f16_to_f32(tamis_load_u16(row + format->scale_at));
     }
 }
 
-/* Softmax of one head's scores in place: s becomes p; returns l and the maximum from *m on in *m. */
+/* Softmax of one head's scores in place: s becomes p; returns l and the maximum from *m on in *m.
+ */
 static float softmax_scores(float *s, int64_t stride, int64_t n_rows, float *m)
 {
     float top = *m, l = 0.0f;

@@ -1,9 +1,9 @@
 /*
- * Linear layers of many tokens, AVX2: TAMIS_LINEAR_ROWS rows are expanded to f32, K_BLOCK columns
- * at a time so that they lie in the first cache level, and multiplied in tiles of 2 rows x 3 tokens
- * x 16 lanes - 12 accumulators, the most that leaves registers for the operands. Between two column
- * blocks the accumulators wait in memory; tokens go in blocks of TOKEN_BLOCK, and the second block
- * finds the rows expanded.
+ * Linear layers of more tokens than few and of a few rows, AVX2: TAMIS_LINEAR_ROWS rows are
+ * expanded to f32, K_BLOCK columns at a time so that they lie in the first cache level, and
+ * multiplied in tiles of 2 rows x 3 tokens x 16 lanes - 12 accumulators, the most that leaves
+ * registers for the operands. Between two column blocks the accumulators wait in memory; tokens go
+ * in blocks of TOKEN_BLOCK, and the second block finds the rows expanded.
  *
  * The order of additions of one output is that of every path: 16 lanes over ascending columns.
  */
@@ -126,6 +126,11 @@ static void expanded_rows(float *y, int64_t y_stride, const float *x, int64_t x_
 
 TAMIS_KERNEL_linear(tamis_linear_many_avx2)
 {
+    if (n_tokens >= MIN_PANEL_TOKENS && row_end - row_begin >= PANEL_ROWS) {
+        tamis_linear_panels_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end,
+                                 scratch);
+        return;
+    }
     for (int64_t row = row_begin; row < row_end; row += TAMIS_LINEAR_ROWS) {
         const int64_t n_rows =
             row_end - row < TAMIS_LINEAR_ROWS ? row_end - row : TAMIS_LINEAR_ROWS;

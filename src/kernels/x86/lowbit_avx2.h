@@ -37,6 +37,27 @@ static TAMIS_ALWAYS_INLINE void bytes_store_up_to(void *p, int64_t n, __m128i v)
     memcpy(p, buffer, (size_t)n);
 }
 
+static TAMIS_ALWAYS_INLINE __m256i load_32_bytes(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+/* The same 4 bytes in every lane. */
+static TAMIS_ALWAYS_INLINE __m256i broadcast_4_bytes(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+/* See in_register. */
+static TAMIS_ALWAYS_INLINE __m256i integers_in_register(__m256i v)
+{
+#if defined(__GNUC__)
+    __asm__("" : "+x"(v));
+#endif
+    return v;
+}
+
 /* ---------------------------------------------------------------- scales and quotients */
 
 /* Bits of the largest magnitude of n values, for tamis_group_scale. */

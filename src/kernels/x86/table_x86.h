@@ -10,6 +10,8 @@
     X(linear_t)            \
     X(expand_row)          \
     X(index_score)         \
+    X(index_query_f4)      \
+    X(index_query_i8)      \
     X(index_score_f4)      \
     X(index_score_i8)      \
     X(scan_above)          \

@@ -1,0 +1,30 @@
+/*
+ * What index_f4_avx2.c and index_i8_avx2.c share: the codes of an index query, reordered so that a
+ * vector holds 4 channels of 8 heads. Heads lie in lanes, as in attention_avx2.c: a key's same
+ * channels are broadcast, a lane sums what belongs to its head, and no sum crosses lanes.
+ */
+#ifndef TAMIS_KERNELS_INDEX_QUERY_AVX2_H
+#define TAMIS_KERNELS_INDEX_QUERY_AVX2_H
+
+#include "kernels/x86/lowbit_avx2.h"
+
+static inline int64_t round_up(int64_t n, int64_t multiple)
+{
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+/* codes[channels / 4][16 heads][4] of the heads of one panel, zeros behind head_dim. */
+static inline void panel_codes_fill(int8_t *codes, const int8_t *q, int64_t head_dim)
+{
+    for (int64_t h = 0; h < TAMIS_LANES; h++)
+        for (int64_t d = 0; d < head_dim; d += 4) {
+            int8_t four[4] = {0};
+            if (head_dim - d >= 4)
+                memcpy(four, q + h * head_dim + d, sizeof four);
+            else
+                memcpy(four, q + h * head_dim + d, (size_t)(head_dim - d));
+            memcpy(codes + (d / 4 * TAMIS_LANES + h) * 4, four, sizeof four);
+        }
+}
+
+#endif
