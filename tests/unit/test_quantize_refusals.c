@@ -133,6 +133,9 @@ static void test_parameters(void **state)
     p = dynamic(V32_BF16);
     p.shard_bytes = 0;
     expect_refused(p, TAMIS_STATUS_INVALID, "shard_bytes is 0", "allowed: 1..");
+    p = dynamic(V32_BF16);
+    p.calibrate = "a.ids"; /* nothing would read it */
+    expect_refused(p, TAMIS_STATUS_INVALID, "calibration by a.ids", "allowed: none");
     expect_refused(dynamic("tests/golden/none"), TAMIS_STATUS_IO, "tests/golden/none", "config");
 }
 
@@ -166,6 +169,25 @@ static void test_output(void **state)
     expect_refused(p, TAMIS_STATUS_INVALID, V32_BF16 ": holds ", "allowed: ");
     free(file);
     free(inside);
+    test_temp_dir_remove(dir);
+}
+
+/* Files may be read by whom the umask lets, not by their writer alone. */
+static void test_modes(void **state)
+{
+    (void)state;
+    const mode_t mask = umask(0027);
+    char *dir = quantize_ok(dynamic(V32_BF16), NULL);
+    umask(mask);
+    const char *const names[] = {"config.json", "quant_model_description.json",
+                                 "model.safetensors"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *path = test_path(dir, names[i]);
+        struct stat info;
+        assert_int_equal(stat(path, &info), 0);
+        assert_int_equal(info.st_mode & 0777, 0640);
+        free(path);
+    }
     test_temp_dir_remove(dir);
 }
 
@@ -257,10 +279,15 @@ static void test_refused_allocation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stacked_experts), cmocka_unit_test(test_v4_spelling),
-        cmocka_unit_test(test_parameters),      cmocka_unit_test(test_quantised_source),
-        cmocka_unit_test(test_output),          cmocka_unit_test(test_calibration_files),
-        cmocka_unit_test(test_damaged_weight),  cmocka_unit_test(test_refused_allocation),
+        cmocka_unit_test(test_stacked_experts),
+        cmocka_unit_test(test_v4_spelling),
+        cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_quantised_source),
+        cmocka_unit_test(test_modes),
+        cmocka_unit_test(test_output),
+        cmocka_unit_test(test_calibration_files),
+        cmocka_unit_test(test_damaged_weight),
+        cmocka_unit_test(test_refused_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,6 +51,17 @@ static tamis_status remember(out_folder *folder, char *path, tamis_error *err)
     return TAMIS_STATUS_OK;
 }
 
+/* The writer's files are their owner's alone; a model is for whom the user's umask lets. */
+static tamis_status open_writer(tamis_file_writer *writer, const char *path, tamis_error *err)
+{
+    const mode_t mask = umask(0);
+    umask(mask);
+    TAMIS_TRY(tamis_file_writer_open(writer, path, err));
+    if (fchmod(writer->fd, 0666 & ~mask) == 0)
+        return TAMIS_STATUS_OK;
+    return tamis_fail(err, TAMIS_STATUS_IO, "%s: cannot set its mode: %s", path, strerror(errno));
+}
+
 tamis_status out_folder_begin(out_folder *folder, const char *name, tamis_file_writer *writer,
                               tamis_error *err)
 {
@@ -62,7 +73,7 @@ tamis_status out_folder_begin(out_folder *folder, const char *name, tamis_file_w
         tamis_mem_free(path);
         return st;
     }
-    return tamis_file_writer_open(writer, path, err);
+    return open_writer(writer, path, err);
 }
 
 tamis_status out_folder_write(out_folder *folder, const char *name, const void *data, size_t bytes,

@@ -25,6 +25,11 @@ static tamis_status check_params(const tamis_quantize_params *p, tamis_error *er
         return tamis_fail(err, TAMIS_STATUS_INVALID,
                           "quantize: experts are %s, allowed: FLOAT, W8A8_DYNAMIC, W4A8_DYNAMIC",
                           tamis_quant_scheme_name(p->experts));
+    if (p->calibrate != NULL && !quant_is_fixed(p->attention) && !quant_is_fixed(p->others))
+        return tamis_fail(err, TAMIS_STATUS_INVALID,
+                          "quantize: calibration by %s, allowed: none, for no input scale is fixed "
+                          "(W8A8, W8A8_MIX)",
+                          p->calibrate);
     if (p->shard_bytes < 1)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "quantize: shard_bytes is %lld, allowed: 1..",
                           (long long)p->shard_bytes);

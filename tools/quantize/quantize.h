@@ -18,8 +18,9 @@ typedef struct tamis_quantize_params {
      * linear layers likewise as attention; those of the indexer and of an MTP block, which a
      * calibration does not reach, are W8A8_DYNAMIC where W8A8 or W8A8_MIX is asked for. */
     tamis_quant_scheme attention, experts, others;
-    const char
-        *calibrate;      /* NAME.ids: token ids between white space; else a text; NULL: fixed ids */
+    /* NAME.ids: token ids between white space; else a text; NULL: fixed ids. Only with W8A8,
+     * W8A8_MIX */
+    const char *calibrate;
     int64_t shard_bytes; /* a file is closed once it has that many; at least one weight in each */
     int32_t n_threads;   /* of the calibration */
 } tamis_quantize_params;
