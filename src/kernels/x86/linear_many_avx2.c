@@ -9,6 +9,7 @@
  */
 #ifdef TAMIS_HAVE_AVX2
 #include "kernels/x86/linear_avx2.h"
+#include "kernels/x86/linear_panels_avx2.h"
 #include "kernels/x86/table_x86.h"
 
 #define K_BLOCK     512
