@@ -75,7 +75,7 @@ static void panel_fill(const f4_panel *panel, const int8_t *q, const float *q_sc
                        int64_t head_dim)
 {
     const __m256i one = _mm256_set1_epi8(1), twelve = _mm256_set1_epi16(12);
-    panel_codes_fill(panel->codes, q, head_dim);
+    panel_codes_fill(panel->codes, 4 * TAMIS_LANES, q, head_dim);
     for (int64_t g = 0; g < panel->n_groups; g++) {
         for (int64_t h = 0; h < TAMIS_LANES; h++)
             panel->scale[g * TAMIS_LANES + h] = q_scale[h * panel->n_groups + g];

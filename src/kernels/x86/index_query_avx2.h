@@ -13,8 +13,8 @@ static inline int64_t round_up(int64_t n, int64_t multiple)
     return (n + multiple - 1) / multiple * multiple;
 }
 
-/* codes[channels / 4][16 heads][4] of the heads of one panel, zeros behind head_dim. */
-static inline void panel_codes_fill(int8_t *codes, const int8_t *q, int64_t head_dim)
+/* [16 heads][4] codes of every 4 channels, `stride` bytes apart, zeros behind head_dim. */
+static inline void panel_codes_fill(int8_t *codes, size_t stride, const int8_t *q, int64_t head_dim)
 {
     for (int64_t h = 0; h < TAMIS_LANES; h++)
         for (int64_t d = 0; d < head_dim; d += 4) {
@@ -23,7 +23,7 @@ static inline void panel_codes_fill(int8_t *codes, const int8_t *q, int64_t head
                 memcpy(four, q + h * head_dim + d, sizeof four);
             else
                 memcpy(four, q + h * head_dim + d, (size_t)(head_dim - d));
-            memcpy(codes + (d / 4 * TAMIS_LANES + h) * 4, four, sizeof four);
+            memcpy(codes + (size_t)(d / 4) * stride + 4 * h, four, sizeof four);
         }
 }
 

@@ -58,6 +58,29 @@ static TAMIS_ALWAYS_INLINE __m256i integers_in_register(__m256i v)
     return v;
 }
 
+/*
+ * acc + v in acc's own register: gcc may write a sum over v instead and copy it back, and a tile
+ * that the decoders bind pays for the copies.
+ */
+static TAMIS_ALWAYS_INLINE __m256i add_32_in_place(__m256i acc, __m256i v)
+{
+#if defined(__GNUC__)
+    __asm__("vpaddd %1, %0, %0" : "+x"(acc) : "x"(v));
+    return acc;
+#else
+    return _mm256_add_epi32(acc, v);
+#endif
+}
+static TAMIS_ALWAYS_INLINE __m256i add_16_in_place(__m256i acc, __m256i v)
+{
+#if defined(__GNUC__)
+    __asm__("vpaddw %1, %0, %0" : "+x"(acc) : "x"(v));
+    return acc;
+#else
+    return _mm256_add_epi16(acc, v);
+#endif
+}
+
 /* ---------------------------------------------------------------- scales and quotients */
 
 /* Bits of the largest magnitude of n values, for tamis_group_scale. */
