@@ -290,12 +290,14 @@
  *   shapes  x int8 [n_tokens][cols], rows x_stride bytes apart; y as in linear; w I8 or I4
  *   range   cols up to 2^16: no integer sum leaves 32 bits, the one with the bias is of 64; no
  *           saturation for any pair of bytes
+ *   scratch as linear; NULL is allowed for one token
  *   class   exact (integers, then two f32 products).
  */
 #define TAMIS_KERNEL_linear_i8(F)                                                              \
     void F(float *y, int64_t y_stride, const int8_t *x, int64_t x_stride,                      \
            const float *token_scale, int64_t n_tokens, const tamis_matrix *w,                  \
-           const float *row_scale, const int32_t *bias, int64_t row_begin, int64_t row_end)
+           const float *row_scale, const int32_t *bias, int64_t row_begin, int64_t row_end,    \
+           float *scratch)
 /*
  * hadamard: x = Walsh-Hadamard transform of x (natural order) times scale, in place. Stages h = 1, 2,
  *   4, ... n / 2: (x[i], x[i + h]) = (a + b, a - b), then one product with scale. n a power of two.

@@ -38,7 +38,7 @@ static void run_linear_i8(const tamis_kernels *kernels, void *arg, int64_t run)
     linear_arg *a = arg;
     next_place(a, run);
     kernels->linear_i8(a->y, SIDE, a->codes, SIDE, a->scales, a->n_tokens, &a->w, a->scales, NULL,
-                       0, a->rows);
+                       0, a->rows, a->scratch);
 }
 
 static void run_expand_row(const tamis_kernels *kernels, void *arg, int64_t run)

@@ -160,14 +160,15 @@ static void quantize_thread(void *arg, int thread_idx, int n_threads)
 }
 
 static void run_integers(const linear_pass *pass, const tamis_linear_job *job,
-                         const job_input *input, int64_t begin, int64_t end)
+                         const job_input *input, int64_t begin, int64_t end, int thread_idx)
 {
     const bool is_static = input->form == INPUT_I8_STATIC;
     pass->exec->kernels->linear_i8(job->y + (begin - job->row_begin), job->y_stride, input->x,
                                    input->x_stride, input->token_scale, job->n_tokens, job->w,
                                    is_static ? job->w->input->deq_scale
                                              : (const float *)job->w->scale,
-                                   is_static ? job->w->input->quant_bias : NULL, begin, end);
+                                   is_static ? job->w->input->quant_bias : NULL, begin, end,
+                                   tamis_exec_scratch(pass->exec, thread_idx));
 }
 
 /* Rows [begin, end) of a job, all tokens. */
@@ -179,7 +180,7 @@ static void run_rows(const linear_pass *pass, int64_t i, int64_t begin, int64_t 
     const job_input *input = pass->inputs == NULL ? &own : &pass->inputs[i];
     float *y = job->y + (begin - job->row_begin);
     if (is_integer(input->form))
-        run_integers(pass, job, input, begin, end);
+        run_integers(pass, job, input, begin, end, thread_idx);
     else
         exec->kernels->linear(y, job->y_stride, input->x, input->x_stride, job->n_tokens, job->w,
                               begin, end, tamis_exec_scratch(exec, thread_idx));

@@ -61,9 +61,13 @@ static test_guard case_run(const i8_case *c, tamis_cpu_level level, bool with_bi
                            test_rng noise)
 {
     test_guard y = new_floats(c->n_tokens * c->y_stride, &noise);
-    tamis_kernels_for(level)->linear_i8(
-        y.data, c->y_stride, c->x.data, c->x_stride, dynamic ? c->token_scale : NULL, c->n_tokens,
-        &c->w, c->row_scale, with_bias ? c->bias : NULL, c->row_begin, c->row_end);
+    test_guard scratch = test_guard_new(TAMIS_LINEAR_SCRATCH(c->w.cols) * sizeof(float), 0, &noise);
+    tamis_kernels_for(level)->linear_i8(y.data, c->y_stride, c->x.data, c->x_stride,
+                                        dynamic ? c->token_scale : NULL, c->n_tokens, &c->w,
+                                        c->row_scale, with_bias ? c->bias : NULL, c->row_begin,
+                                        c->row_end, c->n_tokens > 1 ? scratch.data : NULL);
+    assert_true(test_guard_intact(&scratch));
+    test_guard_free(&scratch);
     return y;
 }
 
@@ -125,7 +129,7 @@ static void test_no_saturation(void **state)
         for (int in = -128; in < 128; in += in >= -120 && in < 119 ? STEP : 1) {
             memset(x, in, COLS);
             tamis_kernels_for(level_at(level))
-                ->linear_i8(y, 256, x, COLS, NULL, 1, &w, scale, NULL, 0, 256);
+                ->linear_i8(y, 256, x, COLS, NULL, 1, &w, scale, NULL, 0, 256, NULL);
             for (int r = 0; r < 256; r++)
                 assert_true(y[r] == (float)(COLS * in * (int8_t)r));
         }
@@ -140,6 +144,7 @@ static void test_no_saturation_in_tiles(void **state)
     static int8_t x[TOKENS][COLS];
     static uint8_t pairs[8][COLS];
     static float scale[16], y[TOKENS][16];
+    _Alignas(64) static float scratch[TAMIS_LINEAR_SCRATCH(COLS)];
     for (int t = 0; t < TOKENS; t++)
         memset(x[t], t, COLS);
     for (int r = 0; r < 8; r++)
@@ -151,7 +156,7 @@ static void test_no_saturation_in_tiles(void **state)
     FOR_EACH_LEVEL(level)
     {
         tamis_kernels_for(level_at(level))
-            ->linear_i8(y[0], 16, x[0], COLS, NULL, TOKENS, &w, scale, NULL, 0, 16);
+            ->linear_i8(y[0], 16, x[0], COLS, NULL, TOKENS, &w, scale, NULL, 0, 16, scratch);
         for (int t = 0; t < TOKENS; t++)
             for (int r = 0; r < 16; r++)
                 assert_true(y[t][r] == (float)(COLS * (int8_t)t * (r < 8 ? r : r - 16)));
@@ -164,7 +169,7 @@ static void test_no_saturation_in_tiles(void **state)
     FOR_EACH_LEVEL(level)
     {
         tamis_kernels_for(level_at(level))
-            ->linear_i8(y[0], 16, low, COLS, NULL, 4, &extreme, scale, NULL, 0, 4);
+            ->linear_i8(y[0], 16, low, COLS, NULL, 4, &extreme, scale, NULL, 0, 4, scratch);
         for (int t = 0; t < 4; t++)
             for (int r = 0; r < 4; r++)
                 assert_true(y[t][r] == (float)(COLS * 128 * 128));
@@ -187,7 +192,7 @@ static void test_longest_sum(void **state)
     for (int i = 0; i < 3; i++) {
         float y;
         tamis_kernels_for(level_at(level))
-            ->linear_i8(&y, 1, low, COLS, NULL, 1, &w, &one, &biases[i], 0, 1);
+            ->linear_i8(&y, 1, low, COLS, NULL, 1, &w, &one, &biases[i], 0, 1, NULL);
         assert_true(y == want[i]); /* 2^31 + 2^30 - 1 is rounded up */
     }
 }

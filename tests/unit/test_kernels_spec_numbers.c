@@ -242,7 +242,7 @@ static void test_v32_7_14_static_linear(void **state)
         float y;
         kernels->quantize_i8_static(q, x, 3, 0.05f, 3.0f, half != 0);
         assert_memory_equal(q, codes, sizeof q);
-        kernels->linear_i8(&y, 1, q, 3, NULL, 1, &w, &deq, &bias, 0, 1);
+        kernels->linear_i8(&y, 1, q, 3, NULL, 1, &w, &deq, &bias, 0, 1, NULL);
         assert_true(fabs((double)y - 0.56) < 1e-7);
     }
 }

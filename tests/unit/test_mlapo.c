@@ -130,7 +130,7 @@ static void unfused_query(const subject *s, float *q_c)
         k->quantize_i8_static(codes, s->x + t * c->hidden_size, c->hidden_size, quant->input_scale,
                               quant->input_offset, false);
         k->linear_i8(q, c->q_lora_rank, codes, c->hidden_size, NULL, 1, &w->q_a_proj,
-                     quant->deq_scale, quant->quant_bias, 0, c->q_lora_rank);
+                     quant->deq_scale, quant->quant_bias, 0, c->q_lora_rank, NULL);
         k->round_bf16(q, c->q_lora_rank);
         k->rmsnorm(q, q, w->q_a_norm, c->q_lora_rank, c->rms_norm_eps);
         if (w->q_a_norm_bias != NULL)

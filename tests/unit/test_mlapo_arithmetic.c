@@ -180,7 +180,7 @@ static void worked_numbers(void **state)
     float y;
     k->quantize_i8_static(codes, x, 3, 0.05f, 3, true);
     assert_true(codes[0] == 29 && codes[1] == -11 && codes[2] == 7);
-    k->linear_i8(&y, 1, codes, 3, NULL, 1, &w, &deq_scale, &bias, 0, 1);
+    k->linear_i8(&y, 1, codes, 3, NULL, 1, &w, &deq_scale, &bias, 0, 1, NULL);
     assert_true(fabsf(y - 0.56f) < 1e-7f);
     const float tie = 64.5004f;
     k->quantize_i8_static(codes, &tie, 1, 1, 0, false);

@@ -57,7 +57,8 @@ static void multiply_thread(void *arg, int thread_idx, int n_threads)
         return;
     pass->call->exec.kernels->linear_i8(
         pass->y + begin, n_rows, pass->call->plan->inputs, w->cols, NULL, n_tokens, w,
-        w->input->deq_scale, w->input->quant_bias, pass->row_begin + begin, pass->row_begin + end);
+        w->input->deq_scale, w->input->quant_bias, pass->row_begin + begin, pass->row_begin + end,
+        tamis_exec_scratch(&pass->call->exec, thread_idx));
     for (int64_t t = 0; t < n_tokens; t++)
         tamis_exec_round(&pass->call->exec, pass->y + t * n_rows + begin, end - begin);
 }

@@ -1,5 +1,6 @@
 /*
- * Linear layers over integers, AVX2.
+ * Linear layers over integers, few tokens or few rows, AVX2; linear_i8_panels_avx2.c has the
+ * others.
  *
  * The sum of integers is exact in any order, so this file is free to choose it. I8: 16 columns at a
  * time are widened to words, and vpmaddwd adds two products of words in 32 bits, which holds even
@@ -12,6 +13,7 @@
  * pass.
  */
 #ifdef TAMIS_HAVE_AVX2
+#include "kernels/x86/linear_panels_avx2.h"
 #include "kernels/x86/lowbit_avx2.h"
 #include "kernels/x86/table_x86.h"
 
@@ -228,6 +230,11 @@ static void sum_tile(i8_block *b, int64_t n_tokens)
 
 TAMIS_KERNEL_linear_i8(tamis_linear_i8_avx2)
 {
+    if (n_tokens >= MIN_I8_PANEL_TOKENS && row_end - row_begin >= PANEL_ROWS) {
+        tamis_linear_i8_panels_avx2(y, y_stride, x, x_stride, token_scale, n_tokens, w, row_scale,
+                                    bias, row_begin, row_end, scratch);
+        return;
+    }
     int32_t sums[ROW_GROUP][TILE_TOKENS];
     i8_block block = {.w = w, .x_stride = x_stride, .sums = sums};
     for (int64_t begin = row_begin; begin < row_end; begin = block.row_end) {

@@ -18,10 +18,9 @@
 #include "kernels/x86/linear_panels_avx2.h"
 #include "kernels/x86/table_x86.h"
 
-#define PANEL_TOKENS 6
-#define DEPTH_BLOCK  256
-#define NUM_LEVELS   4  /* sums of 1, 2, 4, 8 lanes; one more place is for an unfinished lane */
-#define LANE_PAD     16 /* floats between lanes: they shall not alias in the cache */
+#define DEPTH_BLOCK 256
+#define NUM_LEVELS  4  /* sums of 1, 2, 4, 8 lanes; one more place is for an unfinished lane */
+#define LANE_PAD    16 /* floats between lanes: they shall not alias in the cache */
 
 /* One panel of rows times a block of tokens. */
 typedef struct product {
@@ -42,27 +41,6 @@ static TAMIS_ALWAYS_INLINE int64_t panel_begin(const product *p, int64_t panel)
 {
     return panel * p->n_tokens / p->n_panels;
 }
-
-#define WITH_TOKENS(n, CALL)                                                                       \
-    switch (n) {                                                                                   \
-    case 1:                                                                                        \
-        CALL(1);                                                                                   \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        CALL(2);                                                                                   \
-        break;                                                                                     \
-    case 3:                                                                                        \
-        CALL(3);                                                                                   \
-        break;                                                                                     \
-    case 4:                                                                                        \
-        CALL(4);                                                                                   \
-        break;                                                                                     \
-    case 5:                                                                                        \
-        CALL(5);                                                                                   \
-        break;                                                                                     \
-    default:                                                                                       \
-        CALL(6);                                                                                   \
-    }
 
 /* ---------------------------------------------------------------- tokens */
 
@@ -118,7 +96,7 @@ static void pack_tokens(const product *p, const float *x, int64_t x_stride, int6
         float *to = p->x + first * p->n_steps;
         const float *from = x + first * x_stride;
 #define CALL(tokens) pack_panel(p, tokens, to, from, x_stride, cols)
-        WITH_TOKENS(n, CALL)
+        WITH_PANEL_TOKENS(n, CALL)
 #undef CALL
     }
 }
@@ -185,7 +163,7 @@ static void multiply_steps(const product *p, int64_t lane, int64_t begin, int64_
         job.sums = sums + first * PANEL_ROWS;
         job.y = y + first * job.y_stride;
 #define CALL(tokens) tile(tokens, w, x, end - begin, &job)
-        WITH_TOKENS(n, CALL)
+        WITH_PANEL_TOKENS(n, CALL)
 #undef CALL
     }
 }

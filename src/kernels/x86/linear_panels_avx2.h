@@ -18,4 +18,31 @@ TAMIS_KERNEL_linear(tamis_linear_panels_avx2);
 void tamis_linear_pack_rows_avx2(float *to, int64_t lane_stride, const tamis_matrix *w, int64_t row,
                                  int64_t n_rows);
 
+/* The same for linear_i8. */
+TAMIS_KERNEL_linear_i8(tamis_linear_i8_panels_avx2);
+#define MIN_I8_PANEL_TOKENS 4
+
+/* Largest number of tokens of a tile, and CALL(n) for n of them with n known at compile time. */
+#define PANEL_TOKENS 6
+#define WITH_PANEL_TOKENS(n, CALL)                                                                 \
+    switch (n) {                                                                                   \
+    case 1:                                                                                        \
+        CALL(1);                                                                                   \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        CALL(2);                                                                                   \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        CALL(3);                                                                                   \
+        break;                                                                                     \
+    case 4:                                                                                        \
+        CALL(4);                                                                                   \
+        break;                                                                                     \
+    case 5:                                                                                        \
+        CALL(5);                                                                                   \
+        break;                                                                                     \
+    default:                                                                                       \
+        CALL(6);                                                                                   \
+    }
+
 #endif
