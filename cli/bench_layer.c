@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "bench_machine.h"
 #include "bench_plot.h"
@@ -57,6 +58,19 @@ static tamis_bench_layer_params params_of(const bench *b, int32_t threads, int32
     return p;
 }
 
+/* Whether the drawing can be written: better known before an hour of measuring than after. */
+static int check_writable(const char *path)
+{
+    const bool is_new = access(path, F_OK) != 0;
+    FILE *file = fopen(path, "a");
+    if (file == NULL)
+        return cli_fail_errno(CLI_EXIT_RUN, path);
+    fclose(file);
+    if (is_new)
+        remove(path);
+    return CLI_EXIT_OK;
+}
+
 static int check_plot(const bench *b)
 {
     if (!cli_has(b->args, CLI_OPT_PLOT))
@@ -67,7 +81,7 @@ static int check_plot(const bench *b)
     for (size_t i = 1; i < b->contexts.n; i++)
         if (b->contexts.values[i] <= b->contexts.values[i - 1])
             return cli_refuse(b->args, CLI_OPT_PLOT, "it needs contexts that ascend");
-    return CLI_EXIT_OK;
+    return check_writable(cli_text(b->args, CLI_OPT_PLOT));
 }
 
 /* ---------------------------------------------------------------- text */
@@ -219,7 +233,7 @@ static int run_one(run *r, const tamis_roof *roof)
 
 static int run_threads(bench *b, size_t t)
 {
-    const double seconds = 1.0;
+    const double seconds = bench_seconds(b->args, 1.0);
     const size_t first = b->n_runs;
     int code = bench_roofs_begin(&b->roofs[t], b->threads.values[t], seconds);
     for (size_t m = 0; m < b->tokens.n; m++)

@@ -260,8 +260,8 @@ static int run_session(runner *r, bench_group *g, int32_t n_threads)
 
 static int run_threads(runner *r, int32_t n_threads)
 {
-    const double seconds = 1.0;
     bench_model *b = r->bench;
+    const double seconds = bench_seconds(b->args, 1.0);
     bench_group *g = &b->groups[b->n_groups++];
     g->first_test = b->n_tests;
     int code = bench_roofs_begin(&g->roofs, n_threads, seconds);

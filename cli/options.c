@@ -236,9 +236,10 @@ const cli_option cli_options[CLI_NUM_OPTIONS] = {
         "give independent projections a pass each, instead of one side by side", NULL,
         CLI_KIND_FLAG, .commands = BL},
     [CLI_OPT_SECONDS] = {"seconds", {NULL}, "Benchmark", "S",
-        "repeat each measurement for about so long; the best counts",
-        "roof and layer: 1; kernels: 0.2",
-        CLI_KIND_REAL, .commands = BR | BL | BK, .min = 0.05, .max = 60},
+        "repeat each measurement for about so long, the roof too; the best counts. bench model: "
+        "that of the roof only",
+        "1; kernels: 0.2",
+        CLI_KIND_REAL, .commands = BR | BL | BM | BK, .min = 0.05, .max = 60},
     [CLI_OPT_PLOT] = {"plot", {NULL}, "Benchmark", "FILE.svg",
         "draw time per token against context, stages stacked, with the floor", NULL,
         CLI_KIND_TEXT, .commands = BL},

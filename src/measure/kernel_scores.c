@@ -49,6 +49,12 @@ static void run_scores(const tamis_kernels *kernels, void *arg, int64_t run)
         score(kernels, arg, j);
 }
 
+static void run_query(const tamis_kernels *kernels, void *arg, int64_t run)
+{
+    (void)run;
+    prepare(kernels, arg);
+}
+
 static void run_scan(const tamis_kernels *kernels, void *arg, int64_t run)
 {
     const scores_arg *a = arg;
@@ -81,8 +87,14 @@ static void bench_layout(tamis_kernel_bench *bench, scores_arg *a, tamis_row_lay
                                  .ops = 2.0 * KEYS * HEADS * DIM,
                                  .bytes = (double)KEYS * a->format.row_bytes,
                                  .is_int8 = is_f4 || is_i8};
+    const tamis_kernel_case query = {.kernel = is_f4 ? "index_query_f4" : "index_query_i8",
+                                     .fn = run_query,
+                                     .arg = a,
+                                     .bytes = HEADS * DIM};
     tamis_kernel_bench_run(bench, &c, "64 heads x 128, 4096 %s keys",
                            tamis_row_layout_name(layout));
+    if (is_f4 || is_i8)
+        tamis_kernel_bench_run(bench, &query, "64 heads x 128");
 }
 
 void tamis_kernel_bench_scores(tamis_kernel_bench *bench)
@@ -91,6 +103,8 @@ void tamis_kernel_bench_scores(tamis_kernel_bench *bench)
                                                TAMIS_ROWS_INDEX_FP8, TAMIS_ROWS_INDEX_FP4,
                                                TAMIS_ROWS_INDEX_INT8};
     const bool wants = tamis_kernel_bench_wants(bench, "index_score_f4") ||
+                       tamis_kernel_bench_wants(bench, "index_query_f4") ||
+                       tamis_kernel_bench_wants(bench, "index_query_i8") ||
                        tamis_kernel_bench_wants(bench, "index_score_i8") ||
                        tamis_kernel_bench_wants(bench, "scan_above");
     if (!wants)
