@@ -15,7 +15,7 @@ help:
 	@echo "make asan    the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    the tests under ThreadSanitizer"
 	@echo "make fuzz    every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS) seconds (needs clang)"
-	@echo "make bench   kernels, layers, tokenizer, tokens per second of the demo model (three minutes)"
+	@echo "make bench   kernels, layers, tokenizer, tokens per second of the demo model (five minutes)"
 	@echo "make bench-long  memory and token times at a context of 100,000 tokens (minutes)"
 	@echo "make clean   remove build/"
 
@@ -52,8 +52,9 @@ fuzz: setup
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) sh tools/run_fuzz.sh
 
 bench: build
-	build/release/bench_kernels
-	for threads in 1 2; do build/release/bench_layer $$threads || exit 1; done
+	build/release/tamis bench kernels
+	build/release/tamis bench layer --shape v4-flash --kind c4 --context 4096,131072 --tokens 1,64 -t 1,2
+	build/release/tamis bench layer --shape v32 --kind sfa --context 4096,131072 -t 1,2
 	build/release/bench_tokenizer models/demo
 	sh bench/demo_speed.sh build/release
 
