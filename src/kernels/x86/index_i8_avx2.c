@@ -50,13 +50,13 @@ static i8_panel panel_at(const void *query, int64_t n_heads, int64_t head_dim, i
                       .n_groups = n_groups};
 }
 
-/* Channel c (0..3) of 4-channel codes of 16 heads, as words. */
+/* Channel c (0..3) of 4-channel codes of 16 heads, as words: heads 0-3, 8-11, 4-7, 12-15. */
 static TAMIS_ALWAYS_INLINE __m256i channel_words(const int8_t *codes, int c)
 {
     const __m128i up = _mm_cvtsi32_si128(24 - 8 * c);
     const __m256i lo = _mm256_srai_epi32(_mm256_sll_epi32(load_32_bytes(codes), up), 24);
     const __m256i hi = _mm256_srai_epi32(_mm256_sll_epi32(load_32_bytes(codes + 32), up), 24);
-    return _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
+    return _mm256_packs_epi32(lo, hi);
 }
 
 /* The sums for every pattern of top bits: one more channel than an earlier one. */
@@ -138,10 +138,10 @@ static TAMIS_ALWAYS_INLINE __m256 add_step_8(__m256 sum, __m256i dot, __m256 sca
     return _mm256_fmadd_ps(scaled, step, sum);
 }
 
-/* dot -= 128 * the sum of the codes whose key has its top bit set. */
-static TAMIS_ALWAYS_INLINE __m256i take_tops(__m256i dot, __m128i words)
+/* dot -= 128 * the sum of the codes whose key has its top bit set; words stand above 16 zeros. */
+static TAMIS_ALWAYS_INLINE __m256i take_tops(__m256i dot, __m256i words)
 {
-    return _mm256_sub_epi32(dot, _mm256_slli_epi32(_mm256_cvtepi16_epi32(words), 7));
+    return _mm256_sub_epi32(dot, _mm256_srai_epi32(words, 9));
 }
 
 /* One group's products of n_keys keys; low and tops point at it in the first key. */
@@ -167,17 +167,18 @@ static TAMIS_ALWAYS_INLINE void add_groups(int n_keys, __m256i *lo, __m256i *hi,
                                            const uint8_t *low, const uint8_t *tops, int64_t stride)
 {
     const __m256i one = integers_in_register(_mm256_set1_epi16(1));
+    const __m256i zero = _mm256_setzero_si256();
     const i8_group *group = panel->groups + begin;
     __m256i top[TILE_KEYS];
     for (int i = 0; i < n_keys; i++)
-        top[i] = _mm256_setzero_si256();
+        top[i] = zero;
     for (int64_t g = begin; g < end; g++, group++) {
         KEEP_POINTER(group);
         add_group(n_keys, lo, hi, top, group, low + 4 * g, tops + g, stride, one);
     }
     for (int i = 0; i < n_keys; i++) {
-        lo[i] = take_tops(lo[i], _mm256_castsi256_si128(top[i]));
-        hi[i] = take_tops(hi[i], _mm256_extracti128_si256(top[i], 1));
+        lo[i] = take_tops(lo[i], _mm256_unpacklo_epi16(zero, top[i]));
+        hi[i] = take_tops(hi[i], _mm256_unpackhi_epi16(zero, top[i]));
     }
 }
 
@@ -233,7 +234,7 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
     for (int64_t j = 0; j < n_keys; j++) {
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
         scores[j] = v16_sum(v16_load(sums + j * TAMIS_LANES)) *
-                    tamis_f16_to_f32(tamis_load_u16(row + format->scale_at));
+                    _cvtsh_ss(tamis_load_u16(row + format->scale_at));
     }
 }
 
