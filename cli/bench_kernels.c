@@ -150,5 +150,5 @@ int cli_cmd_bench_kernels(const cli_args *args)
     if (code == CLI_EXIT_OK)
         code = run(args, &l);
     json_decref(l.lines);
-    return code;
+    return bench_end(code);
 }

@@ -276,5 +276,5 @@ int cli_cmd_bench_layer(const cli_args *args)
     const int code = run_all(&b);
     free(b.runs);
     free(b.roofs);
-    return code;
+    return bench_end(code);
 }

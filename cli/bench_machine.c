@@ -131,6 +131,13 @@ bench_list bench_list_of(const cli_args *args, cli_option_id id, const int32_t *
     return (bench_list){default_value, 1};
 }
 
+int bench_end(int code)
+{
+    if (code == CLI_EXIT_INTERRUPTED)
+        cli_info("interrupted");
+    return code;
+}
+
 double bench_seconds(const cli_args *args, double default_value)
 {
     return cli_has(args, CLI_OPT_SECONDS) ? args->value[CLI_OPT_SECONDS].real : default_value;

@@ -35,6 +35,8 @@ typedef struct bench_list {
 } bench_list;
 bench_list bench_list_of(const cli_args *args, cli_option_id id, const int32_t *default_value);
 int32_t bench_default_threads(void);
+/* The exit code; says so where a run was interrupted. */
+int bench_end(int code);
 /* --seconds, or the default. */
 double bench_seconds(const cli_args *args, double default_value);
 

@@ -373,5 +373,5 @@ int cli_cmd_bench_model(const cli_args *args)
     free(bench.groups);
     free(r.tokens);
     tamis_model_close(&r.model);
-    return code;
+    return bench_end(code);
 }

@@ -68,7 +68,7 @@ static void print_test(const bench_model *b, const bench_test *t)
     const speeds s = speeds_of(b, t);
     char size[CLI_SIZE_BYTES], test[TEST_BYTES], speed[48];
     snprintf(speed, sizeof speed, "%.2f ± %.2f", s.mean, s.deviation);
-    cli_outf("| %-20s | %10s | %-11s | %7d | %18s | %*s | %9.2f | %9.2f | %7.2f |\n",
+    cli_outf("| %-20s | %11s | %-11s | %7d | %18s | %*s | %9.2f | %9.2f | %7.2f |\n",
              b->info->family, cli_format_size(b->bytes, size), level_name(), (int)t->n_threads,
              test_name(t, test), 17 + 1 /* the sign takes two bytes */, speed, s.best,
              floor_speed(t), ratio(b, t));
@@ -84,9 +84,9 @@ static void print_text(const bench_model *b)
              cli_kv_cache_name(b->kv_cache_dtype), (int)b->step_tokens, (int)b->repetitions);
     for (size_t i = 0; i < b->n_groups; i++)
         bench_print_roofs(&b->groups[i].roofs);
-    cli_outf("\n| %-20s | %10s | %-11s | %7s | %18s | %17s | %9s | %9s | %7s |\n", "model", "size",
+    cli_outf("\n| %-20s | %11s | %-11s | %7s | %18s | %17s | %9s | %9s | %7s |\n", "model", "size",
              "backend", "threads", "test", "t/s", "best t/s", "floor t/s", "x floor");
-    cli_outf("| -------------------- | ---------: | ----------- | ------: | -----------------: | "
+    cli_outf("| -------------------- | ----------: | ----------- | ------: | -----------------: | "
              "----------------: | --------: | --------: | ------: |\n");
     for (size_t i = 0; i < b->n_tests; i++) {
         print_test(b, &b->tests[i]);

@@ -35,7 +35,7 @@ int cli_cmd_bench_roof(const cli_args *args)
     int n = 0;
     for (int32_t threads = 1;; threads = 2 * threads < most ? 2 * threads : most) {
         if (cli_interrupted())
-            return CLI_EXIT_INTERRUPTED;
+            return bench_end(CLI_EXIT_INTERRUPTED);
         const int code = bench_measure_roof(threads, bench_seconds(args, 1.0), &roofs[n++]);
         if (code != CLI_EXIT_OK)
             return code;

@@ -176,6 +176,23 @@ expect_true 'every CSV line has as many fields' \
 run tamis bench model -m $model -p 16 -n 0 -d 100 -t 1 -r 2 --json -q --seconds 0.05
 expect 0 out '*"groups": *"planned_bytes": *"tests": *"test": "pp16 @ d100"*"fill": "random"*"seconds": *"floor_ms": *' err ''
 
+run tamis bench roof -t 1 --seconds 0.05 --json
+expect 0 out '{*"machine": *"roofs": [[]*"threads": 1,*"stream_gbs": *"gather_gbs": *' err ''
+run tamis bench kernels --kernel swiglu --seconds 0.05 --json
+expect 0 out '{*"kernels": *"kernel": "swiglu",*"shape": "4096",*"level": "portable",*"of_roof": *' err ''
+
+# Interrupted between two runs.
+"$TAMIS_BIN" bench layer --shape v4-flash --kind window --context 8,9,10,11 -t 1 --seconds 1 \
+    >"$work/out" 2>"$work/err" &
+pid=$!
+sleep 0.5
+kill -TERM $pid
+wait $pid
+code=$?
+command='tamis bench layer, interrupted'
+expect 143 out '' err '*interrupted
+'
+
 # A folder that other commands read; interrupted, nothing stays.
 run tamis bench synth --shape v4-flash --layers 0 --experts 6 --vocab 64 -o "$work/synth"
 expect 0 out "$work/synth: v4-flash with 1 layers, * parameters, * MiB, random weights of seed 1
