@@ -182,9 +182,10 @@ static TAMIS_ALWAYS_INLINE void add_groups(int n_keys, __m256i *lo, __m256i *hi,
     }
 }
 
-/* sums[i][0..15] += the panel's share of the scores of n_keys keys. */
-static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, float *sums, const i8_panel *panel,
-                                        const uint8_t *low, const uint8_t *tops, int64_t stride)
+/* Dots of n_keys keys with the panel's 16 heads. */
+static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, int32_t *dots, int64_t dot_stride,
+                                        const i8_panel *panel, const uint8_t *low,
+                                        const uint8_t *tops, int64_t stride)
 {
     __m256i lo[TILE_KEYS], hi[TILE_KEYS];
     for (int i = 0; i < n_keys; i++)
@@ -193,12 +194,9 @@ static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, float *sums, const i8_panel 
     for (; panel->n_groups - begin > BLOCK_GROUPS; begin += BLOCK_GROUPS)
         add_groups(n_keys, lo, hi, panel, begin, begin + BLOCK_GROUPS, low, tops, stride);
     add_groups(n_keys, lo, hi, panel, begin, panel->n_groups, low, tops, stride);
-    const v16 scaled = v16_load(panel->scaled);
     for (int i = 0; i < n_keys; i++) {
-        float *sum = sums + i * TAMIS_LANES;
-        const v16 before = v16_load(sum);
-        v16_store(sum, (v16){add_step_8(before.lo, lo[i], scaled.lo),
-                             add_step_8(before.hi, hi[i], scaled.hi)});
+        _mm256_storeu_si256((__m256i *)(dots + i * dot_stride), lo[i]);
+        _mm256_storeu_si256((__m256i *)(dots + i * dot_stride + 8), hi[i]);
     }
 }
 
@@ -208,19 +206,20 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
                                            int64_t n_keys, float *scratch)
 {
     const int64_t stride = round_up(head_dim, 64);
-    float *sums = scratch;                                  /* [n_keys][16] */
-    uint8_t *low = (uint8_t *)(scratch + 64 * TAMIS_LANES); /* [n_keys][stride] */
-    uint8_t *tops = low + n_keys * stride;                  /* [n_keys][stride / 4] */
+    const int64_t padded = round_up(n_heads, TAMIS_LANES);
+    int32_t *dots = (int32_t *)scratch;             /* [n_keys][padded] */
+    uint8_t *low = (uint8_t *)(dots + 64 * padded); /* [n_keys][stride] */
+    uint8_t *tops = low + n_keys * stride;          /* [n_keys][stride / 4] */
     for (int64_t j = 0; j < n_keys; j++)
         key_split(low + j * stride, tops + j * (stride / 4),
                   (const uint8_t *)keys + j * key_stride + format->coded_at, head_dim);
-    memset(sums, 0, (size_t)n_keys * TAMIS_LANES * sizeof *sums);
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES) {
         const i8_panel panel = panel_at(query, n_heads, head_dim, first);
         for (int64_t j = 0; j < n_keys;) {
             const int64_t left = n_keys - j;
 #define I8_TILE(n)                                                                                 \
-    i8_tile(n, sums + j * TAMIS_LANES, &panel, low + j * stride, tops + j * (stride / 4), stride), \
+    i8_tile(n, dots + j * padded + first, padded, &panel, low + j * stride,                        \
+            tops + j * (stride / 4), stride),                                                      \
         j += n
             if (left >= TILE_KEYS && left != 4) /* two and two are better than three and one */
                 I8_TILE(TILE_KEYS);
@@ -231,10 +230,16 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
 #undef I8_TILE
         }
     }
+    const float *scaled = panel_at(query, n_heads, head_dim, 0).scaled;
     for (int64_t j = 0; j < n_keys; j++) {
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
-        scores[j] = v16_sum(v16_load(sums + j * TAMIS_LANES)) *
-                    _cvtsh_ss(tamis_load_u16(row + format->scale_at));
+        const int32_t *dot = dots + j * padded;
+        v16 sum = v16_zero();
+        for (int64_t h = 0; h < padded; h += TAMIS_LANES)
+            sum = (v16){
+                add_step_8(sum.lo, load_32_bytes(dot + h), _mm256_loadu_ps(scaled + h)),
+                add_step_8(sum.hi, load_32_bytes(dot + h + 8), _mm256_loadu_ps(scaled + h + 8))};
+        scores[j] = v16_sum(sum) * _cvtsh_ss(tamis_load_u16(row + format->scale_at));
     }
 }
 
