@@ -32,14 +32,6 @@ typedef struct i8_block {
     int32_t (*sums)[TILE_TOKENS]; /* [row - row_begin][token] */
 } i8_block;
 
-static TAMIS_ALWAYS_INLINE int32_t sum_8(__m256i v)
-{
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
-    return _mm_cvtsi128_si32(half);
-}
-
 static TAMIS_ALWAYS_INLINE __m256i load_32(const void *p)
 {
     return _mm256_loadu_si256((const __m256i *)p);
@@ -92,7 +84,7 @@ static TAMIS_ALWAYS_INLINE void tile_i8(const i8_block *b, int n_rows, int n_tok
     }
     for (int r = 0; r < n_rows; r++)
         for (int t = 0; t < n_tokens; t++)
-            b->sums[row - b->row_begin + r][t] += sum_8(acc[r][t]);
+            b->sums[row - b->row_begin + r][t] += sum_of_8(acc[r][t]);
 }
 
 static TAMIS_ALWAYS_INLINE void rows_i8(const i8_block *b, int n_tokens, const int16_t *words)
@@ -143,7 +135,7 @@ static int32_t sum_of_input(const int8_t *x, int64_t begin, int64_t whole)
         const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), load_32(x + c));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    return sum_8(sum);
+    return sum_of_8(sum);
 }
 
 /*
@@ -183,7 +175,7 @@ static TAMIS_ALWAYS_INLINE void tile_i4(const i8_block *b, int n_tokens, int64_t
         if (row < b->row_begin || row >= b->row_end)
             continue;
         for (int t = 0; t < n_tokens; t++) {
-            int32_t sum = sum_8(acc[row % 2][t]) - 8 * input_sum[t];
+            int32_t sum = sum_of_8(acc[row % 2][t]) - 8 * input_sum[t];
             for (int64_t c = whole; c < b->end; c++)
                 sum += tamis_i4_decode(weights, row, c) * b->x[t * b->x_stride + c];
             b->sums[row - b->row_begin][t] += sum;
@@ -230,7 +222,8 @@ static void sum_tile(i8_block *b, int64_t n_tokens)
 
 TAMIS_KERNEL_linear_i8(tamis_linear_i8_avx2)
 {
-    if (n_tokens >= MIN_I8_PANEL_TOKENS && row_end - row_begin >= PANEL_ROWS) {
+    const int64_t many = w->dtype == TAMIS_DTYPE_I4 ? MIN_I4_PANEL_TOKENS : MIN_I8_PANEL_TOKENS;
+    if (n_tokens >= many && row_end - row_begin >= PANEL_ROWS) {
         tamis_linear_i8_panels_avx2(y, y_stride, x, x_stride, token_scale, n_tokens, w, row_scale,
                                     bias, row_begin, row_end, scratch);
         return;

@@ -18,9 +18,10 @@
 #include "kernels/x86/linear_panels_avx2.h"
 #include "kernels/x86/table_x86.h"
 
-#define DEPTH_BLOCK 256
-#define NUM_LEVELS  4  /* sums of 1, 2, 4, 8 lanes; one more place is for an unfinished lane */
-#define LANE_PAD    16 /* floats between lanes: they shall not alias in the cache */
+#define PANEL_TOKENS 6
+#define DEPTH_BLOCK  256
+#define NUM_LEVELS   4  /* sums of 1, 2, 4, 8 lanes; one more place is for an unfinished lane */
+#define LANE_PAD     16 /* floats between lanes: they shall not alias in the cache */
 
 /* One panel of rows times a block of tokens. */
 typedef struct product {
@@ -41,6 +42,28 @@ static TAMIS_ALWAYS_INLINE int64_t panel_begin(const product *p, int64_t panel)
 {
     return panel * p->n_tokens / p->n_panels;
 }
+
+/* CALL(n) for n tokens of a panel, with n known at compile time. */
+#define WITH_PANEL_TOKENS(n, CALL)                                                                 \
+    switch (n) {                                                                                   \
+    case 1:                                                                                        \
+        CALL(1);                                                                                   \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        CALL(2);                                                                                   \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        CALL(3);                                                                                   \
+        break;                                                                                     \
+    case 4:                                                                                        \
+        CALL(4);                                                                                   \
+        break;                                                                                     \
+    case 5:                                                                                        \
+        CALL(5);                                                                                   \
+        break;                                                                                     \
+    default:                                                                                       \
+        CALL(6);                                                                                   \
+    }
 
 /* ---------------------------------------------------------------- tokens */
 

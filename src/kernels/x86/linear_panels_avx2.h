@@ -18,31 +18,18 @@ TAMIS_KERNEL_linear(tamis_linear_panels_avx2);
 void tamis_linear_pack_rows_avx2(float *to, int64_t lane_stride, const tamis_matrix *w, int64_t row,
                                  int64_t n_rows);
 
-/* The same for linear_i8. */
+/* The same for linear_i8; sums of nibbles are faster formed in 16 bits while there are few. */
 TAMIS_KERNEL_linear_i8(tamis_linear_i8_panels_avx2);
-#define MIN_I8_PANEL_TOKENS 4
+#define MIN_I8_PANEL_TOKENS 12
+#define MIN_I4_PANEL_TOKENS 32
 
-/* Largest number of tokens of a tile, and CALL(n) for n of them with n known at compile time. */
-#define PANEL_TOKENS 6
-#define WITH_PANEL_TOKENS(n, CALL)                                                                 \
-    switch (n) {                                                                                   \
-    case 1:                                                                                        \
-        CALL(1);                                                                                   \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        CALL(2);                                                                                   \
-        break;                                                                                     \
-    case 3:                                                                                        \
-        CALL(3);                                                                                   \
-        break;                                                                                     \
-    case 4:                                                                                        \
-        CALL(4);                                                                                   \
-        break;                                                                                     \
-    case 5:                                                                                        \
-        CALL(5);                                                                                   \
-        break;                                                                                     \
-    default:                                                                                       \
-        CALL(6);                                                                                   \
-    }
+/* Sum of the 8 integers, modulo 2^32. */
+static TAMIS_ALWAYS_INLINE int32_t sum_of_8(__m256i v)
+{
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+    return _mm_cvtsi128_si32(half);
+}
 
 #endif
