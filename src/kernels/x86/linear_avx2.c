@@ -8,15 +8,9 @@
 
 TAMIS_KERNEL_linear(tamis_linear_avx2)
 {
-    if (n_tokens > FUSED_TOKENS || !weights_can_fuse(w)) {
+    if (n_tokens > FUSED_TOKENS || !weights_can_fuse(w))
         tamis_linear_many_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
-        return;
-    }
-    for (int64_t row = row_begin; row < row_end; row += TAMIS_LINEAR_ROWS) {
-        const int64_t next = row + TAMIS_LINEAR_ROWS, end = next < row_end ? next : row_end;
-        float *to = y + (row - row_begin);
-        if (!tamis_linear_few_avx2(to, y_stride, x, x_stride, n_tokens, w, row, end))
-            tamis_linear_many_avx2(to, y_stride, x, x_stride, n_tokens, w, row, end, scratch);
-    }
+    else
+        tamis_linear_few_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
 }
 #endif

@@ -5,29 +5,53 @@
 
 #include "kernels/x86/weights_avx2.h"
 
-/*
- * Weights decoded in registers, n_tokens <= FUSED_TOKENS, matrices that weights_can_fuse. false: an
- * FP8 NaN or a scale too large to fold was met; y then holds nothing of use.
- */
-bool tamis_linear_few_avx2(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                           int64_t n_tokens, const tamis_matrix *w, int64_t row_begin,
-                           int64_t row_end);
-
-/* Any matrix, any number of tokens: rows expanded to f32 first, or the path below. */
+/* Weights decoded in registers, n_tokens <= FUSED_TOKENS, matrices that weights_can_fuse. */
+TAMIS_KERNEL_linear(tamis_linear_few_avx2);
+/* Rows expanded to f32 first: any matrix, any number of tokens. */
 TAMIS_KERNEL_linear(tamis_linear_many_avx2);
 
-/* The same as a product of packed panels, faster from MIN_PANEL_TOKENS tokens on. */
-TAMIS_KERNEL_linear(tamis_linear_panels_avx2);
-#define MIN_PANEL_TOKENS 8
-
-/* Rows of a panel of weights. */
-#define PANEL_ROWS 16
 /*
- * A panel of f32 out of n_rows <= PANEL_ROWS rows of w from `row` on, the last one repeated:
- * to[lane * lane_stride + step * PANEL_ROWS + r] is column 16 * step + lane of row r, zero behind
- * the last column. `to` is 32-byte aligned, lane_stride a multiple of 8.
+ * Rows are read a group at a time, side by side, and the group behind it is asked for in the order
+ * of memory: that is the order which the hardware's own prefetch goes on with, and the pages of the
+ * next group are looked up in time. It goes to the first cache level if it fits there beside the
+ * inputs.
  */
-void tamis_linear_pack_rows_avx2(float *to, int64_t lane_stride, const tamis_matrix *w, int64_t row,
-                                 int64_t n_rows);
+typedef struct group_ahead {
+    const uint8_t *next; /* the next group; the last one names itself, which costs nothing */
+    bool to_first_level;
+} group_ahead;
+
+static inline group_ahead group_ahead_of(const tamis_matrix *w, int64_t row, int64_t n_rows,
+                                         bool is_last)
+{
+    const int64_t bytes = n_rows * w->row_bytes;
+    return (group_ahead){tamis_weight_row(w, row) + (is_last ? 0 : bytes), bytes <= 8192};
+}
+
+/* Called for every 64 bytes of the group's n_rows rows, `done` bytes from their start. */
+static TAMIS_ALWAYS_INLINE void group_ahead_fetch(const group_ahead *ahead, int n_rows,
+                                                  int64_t done)
+{
+    const uint8_t *at = ahead->next + n_rows * done;
+    for (int i = 0; i < n_rows; i++)
+        if (ahead->to_first_level)
+            _mm_prefetch(at + 64 * i, _MM_HINT_T0);
+        else
+            _mm_prefetch(at + 64 * i, _MM_HINT_T1);
+}
+
+/* acc += the columns from `begin`, a multiple of 16, to the end of the row. */
+static inline v16 row_rest(v16 acc, const tamis_matrix *w, int64_t row, int64_t begin,
+                           const float *x)
+{
+    for (int64_t c = begin; c < w->cols; c += TAMIS_LANES) {
+        const int64_t n = w->cols - c < TAMIS_LANES ? w->cols - c : TAMIS_LANES;
+        _Alignas(32) float value[TAMIS_LANES] = {0};
+        tamis_expand_span_avx2(value, w, row, c, c + n);
+        acc = v16_fma(v16_load(value), n < TAMIS_LANES ? v16_load_first(x + c, n) : v16_load(x + c),
+                      acc);
+    }
+    return acc;
+}
 
 #endif
