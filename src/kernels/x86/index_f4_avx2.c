@@ -153,19 +153,12 @@ static TAMIS_ALWAYS_INLINE __m256 add_group(bool is_fused, __m256 dot, __m256i w
     return _mm256_add_ps(dot, _mm256_mul_ps(term, _mm256_set1_ps(0.25f)));
 }
 
-/* bf16 of numbers that are neither subnormal nor large: 2^16 + 1 times x and back. */
-static TAMIS_ALWAYS_INLINE __m256 round_moderate_8(__m256 x)
-{
-    const __m256 big = _mm256_mul_ps(x, _mm256_set1_ps(65537.0f));
-    return _mm256_sub_ps(big, _mm256_sub_ps(big, x));
-}
-
 /* sum + bf16(weight * relu(bf16(dot))) of 8 heads. */
 static TAMIS_ALWAYS_INLINE __m256 add_head_8(bool is_fused, __m256 sum, __m256 dot, __m256 weight)
 {
     if (is_fused) {
-        const __m256 relu = _mm256_max_ps(round_moderate_8(dot), _mm256_setzero_ps());
-        return _mm256_add_ps(sum, round_moderate_8(_mm256_mul_ps(weight, relu)));
+        const __m256 relu = _mm256_max_ps(bf16_round_moderate_8(dot), _mm256_setzero_ps());
+        return _mm256_add_ps(sum, bf16_round_moderate_8(_mm256_mul_ps(weight, relu)));
     }
     const __m256 rounded = bf16_round_8(dot);
     const __m256 relu = _mm256_and_ps(

@@ -85,26 +85,71 @@ TAMIS_KERNEL_pack_row(tamis_pack_row_avx2)
     tamis_narrow_avx2(bytes + format->plain_at, x + n_coded, TAMIS_DTYPE_BF16, format->num_plain);
 }
 
+/*
+ * How products with a scale become BF16. Codes have at most 8 significant bits, so a power of two
+ * leaves nothing to round; other scales of moderate size keep every product normal and far from
+ * the largest number, and 2^16 + 1 times it and back rounds it.
+ */
+typedef enum rounding { ROUND_ANY, ROUND_MODERATE, ROUND_NOTHING } rounding;
+
+static rounding rounding_of(float scale)
+{
+    const uint32_t bits = tamis_bits_of(scale), exponent = bits >> 23; /* 256.. if negative */
+    if (exponent < 127 - 90 || exponent > 127 + 90)
+        return ROUND_ANY;
+    return (bits & 0x7fffffu) == 0 ? ROUND_NOTHING : ROUND_MODERATE;
+}
+
+static TAMIS_ALWAYS_INLINE __m256 round_8(rounding how, __m256 x)
+{
+    if (how == ROUND_NOTHING)
+        return x;
+    return how == ROUND_MODERATE ? bf16_round_moderate_8(x) : bf16_round_8(x);
+}
+
+/* 16 codes times the scale; the factor of e4m3_to_halves goes with a scale of moderate size. */
+static TAMIS_ALWAYS_INLINE v16 decode_16(tamis_dtype dtype, rounding how, const uint8_t *codes,
+                                         float scale, __m256 table)
+{
+    if (dtype == TAMIS_DTYPE_F4_E2M1)
+        return e2m1_widen(codes, table);
+    if (dtype == TAMIS_DTYPE_I8)
+        return v16_scale((v16){i8_widen_8(codes), i8_widen_8(codes + 8)}, _mm256_set1_ps(scale));
+    if (how == ROUND_ANY)
+        return v16_scale(e4m3_widen(codes), _mm256_set1_ps(scale));
+    return v16_scale(halves_widen(e4m3_to_halves_nan(codes)), _mm256_set1_ps(256.0f * scale));
+}
+
 /* n values of one group, rounded to BF16. */
+static TAMIS_ALWAYS_INLINE void decode_values(tamis_dtype dtype, rounding how, float *x,
+                                              const uint8_t *from, int64_t n, float scale)
+{
+    const __m256 table = e2m1_table(scale);
+    int64_t i = 0;
+    for (; i + TAMIS_LANES <= n; i += TAMIS_LANES) {
+        const v16 v = decode_16(dtype, how, from + byte_of(dtype, i), scale, table);
+        v16_store(x + i, (v16){round_8(how, v.lo), round_8(how, v.hi)});
+    }
+    if (i < n) {
+        uint8_t last[TAMIS_LANES] = {0};
+        memcpy(last, from + byte_of(dtype, i), (size_t)byte_of(dtype, n - i));
+        const v16 v = decode_16(dtype, how, last, scale, table);
+        v16_store_first(x + i, n - i, (v16){round_8(how, v.lo), round_8(how, v.hi)});
+    }
+}
+
 static TAMIS_ALWAYS_INLINE void decode_group(tamis_dtype dtype, float *x, const uint8_t *from,
                                              int64_t n, float scale)
 {
-    const __m256 table = e2m1_table(scale);
-    for (int64_t i = 0; i < n; i += TAMIS_LANES) {
-        uint8_t buffer[TAMIS_LANES] = {0};
-        const uint8_t *codes = from + byte_of(dtype, i);
-        if (n - i < TAMIS_LANES) {
-            memcpy(buffer, codes, (size_t)byte_of(dtype, n - i));
-            codes = buffer;
-        }
-        v16 v;
-        if (dtype == TAMIS_DTYPE_F8_E4M3)
-            v = v16_scale(e4m3_widen(codes), _mm256_set1_ps(scale));
-        else if (dtype == TAMIS_DTYPE_I8)
-            v = v16_scale((v16){i8_widen_8(codes), i8_widen_8(codes + 8)}, _mm256_set1_ps(scale));
-        else
-            v = e2m1_widen(codes, table);
-        v16_store_up_to(x + i, n - i, bf16_round(v));
+    switch (rounding_of(scale)) {
+    case ROUND_NOTHING:
+        decode_values(dtype, ROUND_NOTHING, x, from, n, scale);
+        break;
+    case ROUND_MODERATE:
+        decode_values(dtype, ROUND_MODERATE, x, from, n, scale);
+        break;
+    default:
+        decode_values(dtype, ROUND_ANY, x, from, n, scale);
     }
 }
 

@@ -116,6 +116,13 @@ static TAMIS_ALWAYS_INLINE __m256 bf16_round_8(__m256 x)
                                      _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)));
     return _mm256_or_ps(_mm256_castsi256_ps(kept), nan);
 }
+/* The same for numbers that are neither subnormal nor near the largest: 2^16 + 1 times x and back.
+ */
+static TAMIS_ALWAYS_INLINE __m256 bf16_round_moderate_8(__m256 x)
+{
+    const __m256 big = _mm256_mul_ps(x, _mm256_set1_ps(65537.0f));
+    return _mm256_sub_ps(big, _mm256_sub_ps(big, x));
+}
 static TAMIS_ALWAYS_INLINE v16 bf16_round(v16 v)
 {
     return (v16){bf16_round_8(v.lo), bf16_round_8(v.hi)};
