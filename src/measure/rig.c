@@ -168,7 +168,10 @@ static void build_head(rig_builder *b)
     rig->head = matrix(b, TAMIS_FORM_BF16, c->vocab_size, c->hidden_size);
     rig->norm = norm(b, c->hidden_size);
     rig->exec.scratch_floats = TAMIS_LINEAR_SCRATCH(c->hidden_size);
-    rig->exec.input_bytes = 0;
+    rig->exec.input_bytes =
+        rig->params.profile == TAMIS_PROFILE_EXACT
+            ? 0
+            : tamis_linear_input_bytes(1, rig->params.num_tokens, c->hidden_size);
 }
 
 static void build_attention(rig_builder *b)
