@@ -7,7 +7,8 @@
 #include "support/kernel_ref_lowbit.h"
 #include "support/sanitized.h"
 
-static const int64_t key_dims[] = {2, 4, 14, 16, 18, 30, 32, 34, 62, 64, 96, 100, 128, 160};
+static const int64_t key_dims[] = {2,  4,  14, 16,  18,  30,  32,  34,
+                                   62, 64, 96, 100, 128, 160, 256, 600};
 #define ROUNDS (TEST_IS_SANITIZED ? 60 : 300)
 
 typedef struct low_case {
@@ -225,6 +226,31 @@ static void test_extreme_codes(void **state)
     }
 }
 
+/* 4096 channels: the largest int8 codes are the last that FP16 holds, -128 overflows it. */
+static void test_largest_dim_i8(void **state)
+{
+    (void)state;
+    enum { DIM = 4096 };
+    static int8_t q[16 * DIM];
+    static const float weights[16] = {1.0f};
+    _Alignas(64) static float scratch[TAMIS_INDEX_SCRATCH(DIM, 1)];
+    _Alignas(64) static uint8_t query[TAMIS_INDEX_QUERY_BYTES(DIM, 1)];
+    static uint8_t row[DIM + 2];
+    tamis_row_format i8;
+    assert_int_equal(tamis_row_format_make(&i8, TAMIS_ROWS_INDEX_INT8, DIM, 0, NULL), 0);
+    row[DIM + 1] = 0x3c;
+    FOR_EACH_LEVEL(level)
+    for (int code = -128; code < 128; code += 255) {
+        const tamis_kernels *kernels = tamis_kernels_for(level_at(level));
+        float score;
+        memset(row, code, DIM);
+        memset(q, code, DIM);
+        kernels->index_query_i8(query, q, weights, 1, DIM);
+        kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, scratch);
+        assert_true(score == (code < 0 ? INFINITY : 64512.0f)); /* 64516 is no FP16 number */
+    }
+}
+
 /* ---------------------------------------------------------------- FP8 keys */
 
 static void test_index_score_f8(void **state)
@@ -290,9 +316,8 @@ static void test_index_score_f8(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_index_score_f4),
-        cmocka_unit_test(test_index_score_i8),
-        cmocka_unit_test(test_extreme_codes),
+        cmocka_unit_test(test_index_score_f4), cmocka_unit_test(test_index_score_i8),
+        cmocka_unit_test(test_extreme_codes),  cmocka_unit_test(test_largest_dim_i8),
         cmocka_unit_test(test_index_score_f8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
