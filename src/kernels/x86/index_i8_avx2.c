@@ -213,22 +213,21 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
     for (int64_t j = 0; j < n_keys; j++)
         key_split(low + j * stride, tops + j * (stride / 4),
                   (const uint8_t *)keys + j * key_stride + format->coded_at, head_dim);
+    /* two and two are better than three and one */
+    const int64_t in_threes = n_keys % 3 == 1 && n_keys > 1 ? n_keys - 4 : n_keys / 3 * 3;
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES) {
         const i8_panel panel = panel_at(query, n_heads, head_dim, first);
-        for (int64_t j = 0; j < n_keys;) {
-            const int64_t left = n_keys - j;
+        int32_t *to = dots + first;
+        int64_t j = 0;
 #define I8_TILE(n)                                                                                 \
-    i8_tile(n, dots + j * padded + first, padded, &panel, low + j * stride,                        \
-            tops + j * (stride / 4), stride),                                                      \
-        j += n
-            if (left >= TILE_KEYS && left != 4) /* two and two are better than three and one */
-                I8_TILE(TILE_KEYS);
-            else if (left >= 2)
-                I8_TILE(2);
-            else
-                I8_TILE(1);
+    i8_tile(n, to + j * padded, padded, &panel, low + j * stride, tops + j * (stride / 4), stride)
+        for (; j < in_threes; j += TILE_KEYS)
+            I8_TILE(TILE_KEYS);
+        for (; j + 2 <= n_keys; j += 2)
+            I8_TILE(2);
+        if (j < n_keys)
+            I8_TILE(1);
 #undef I8_TILE
-        }
     }
     const float *scaled = panel_at(query, n_heads, head_dim, 0).scaled;
     for (int64_t j = 0; j < n_keys; j++) {
