@@ -22,7 +22,7 @@ enum { MAX_SEEN = 64, NOTE_BYTES = 64 };
 
 typedef struct listing {
     json_t *lines;      /* NULL: text */
-    tamis_roof roof[2]; /* of one thread and of OPERATOR_THREADS */
+    tamis_roof roof[2]; /* of one thread and of OPERATOR_THREADS, measured before */
     seen_line seen[MAX_SEEN];
     int n_seen;
     int64_t n_lines;
@@ -31,7 +31,7 @@ typedef struct listing {
 /* The larger of the shares of what arithmetic and memory of so many threads give. */
 static double share_of_roof(const listing *l, const tamis_bench_kernel_line *line)
 {
-    const tamis_roof *roof = &l->roof[line->n_threads > 1];
+    const tamis_roof *roof = &l->roof[line->n_threads > 1 ? 1 : 0];
     const double ops = line->gops / (line->is_int8 ? roof->int8_gops : roof->f32_gflops);
     const double bytes = line->is_cold ? line->gbs / roof->stream_gbs : 0;
     return ops > bytes ? ops : bytes;
@@ -74,7 +74,8 @@ static const char *note_of(listing *l, const tamis_bench_kernel_line *line, char
         if (one > 0)
             snprintf(note + used, NOTE_BYTES - used, "  %.2fx of one thread", one / line->us);
     }
-    if (strncmp(line->kernel, "select_", 7) == 0 || strcmp(line->kernel, "attend") == 0)
+    if (strncmp(line->kernel, "select_", 7) == 0 || strcmp(line->kernel, "attend") == 0 ||
+        strcmp(line->kernel, "project") == 0)
         remember(l, line);
     return note;
 }
@@ -87,13 +88,18 @@ static json_t *line_json(const tamis_bench_kernel_line *line, double share, cons
                      "of_roof", share, "note", note + strspn(note, " "));
 }
 
+static void print_roofs(const listing *l, const char *when)
+{
+    for (int i = 0; i < 2; i++)
+        cli_outf("roof     %s, %d thread%s: f32 %.1f GFLOP/s, int8 %.1f GOP/s, stream %.1f GB/s\n",
+                 when, (int)l->roof[i].n_threads, i == 0 ? "" : "s", l->roof[i].f32_gflops,
+                 l->roof[i].int8_gops, l->roof[i].stream_gbs);
+}
+
 static void print_head(const listing *l)
 {
     bench_print_machine();
-    for (int i = 0; i < 2; i++)
-        cli_outf("roof     %d thread%s: f32 %.1f GFLOP/s, int8 %.1f GOP/s, stream %.1f GB/s\n",
-                 (int)l->roof[i].n_threads, i == 0 ? "" : "s", l->roof[i].f32_gflops,
-                 l->roof[i].int8_gops, l->roof[i].stream_gbs);
+    print_roofs(l, "before");
     cli_outf("%-18s %-45s %-8s %7s %12s %8s %8s %9s\n", "kernel", "shape", "level", "threads",
              "best us", "GOP/s", "GB/s", "of roof");
     cli_out_flush();
@@ -116,13 +122,34 @@ static bool add(const tamis_bench_kernel_line *line, void *user)
     return cli_out_flush() && !cli_interrupted();
 }
 
-static void print_json(const listing *l)
+static json_t *roofs_json(const listing *l)
 {
-    json_t *object =
-        json_pack("{s:o, s:[o, o], s:O}", "machine", bench_machine_json(), "roofs",
-                  bench_roof_json(&l->roof[0]), bench_roof_json(&l->roof[1]), "kernels", l->lines);
-    cli_out_json(object, 2);
-    json_decref(object);
+    return json_pack("[o, o]", bench_roof_json(&l->roof[0]), bench_roof_json(&l->roof[1]));
+}
+
+static int measure_roofs(listing *l)
+{
+    int code = CLI_EXIT_OK;
+    for (int i = 0; i < 2 && code == CLI_EXIT_OK; i++)
+        code = bench_measure_roof(i == 0 ? 1 : OPERATOR_THREADS, 0.6, &l->roof[i]);
+    return code;
+}
+
+/* Shares were taken to the roof before; that of now says whether the machine stayed the same. */
+static int print_end(listing *l)
+{
+    json_t *before = roofs_json(l);
+    const int code = measure_roofs(l);
+    if (code == CLI_EXIT_OK && l->lines == NULL)
+        print_roofs(l, "after");
+    if (code == CLI_EXIT_OK && l->lines != NULL) {
+        json_t *object = json_pack("{s:o, s:O, s:o, s:O}", "machine", bench_machine_json(), "roofs",
+                                   before, "roofs_after", roofs_json(l), "kernels", l->lines);
+        cli_out_json(object, 2);
+        json_decref(object);
+    }
+    json_decref(before);
+    return code;
 }
 
 static int run(const cli_args *args, listing *l)
@@ -136,17 +163,13 @@ static int run(const cli_args *args, listing *l)
         return cli_refuse(args, CLI_OPT_KERNEL, err.text);
     if (st != TAMIS_STATUS_OK)
         return cli_fail(cli_exit_code(st), "%s", err.text);
-    if (l->lines != NULL)
-        print_json(l);
-    return CLI_EXIT_OK;
+    return print_end(l);
 }
 
 int cli_cmd_bench_kernels(const cli_args *args)
 {
     listing l = {.lines = cli_has(args, CLI_OPT_JSON) ? json_array() : NULL};
-    int code = CLI_EXIT_OK;
-    for (int i = 0; i < 2 && code == CLI_EXIT_OK; i++)
-        code = bench_measure_roof(i == 0 ? 1 : OPERATOR_THREADS, 0.6, &l.roof[i]);
+    int code = measure_roofs(&l);
     if (code == CLI_EXIT_OK)
         code = run(args, &l);
     json_decref(l.lines);

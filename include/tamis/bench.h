@@ -117,7 +117,7 @@ TAMIS_API void tamis_bench_layer_set_roof(tamis_bench_layer_result *result, cons
 
 /* ---------------------------------------------------------------- kernels */
 
-/** One kernel, or an operator made of kernels ("select ...", "attend ..."), at one shape. */
+/** One kernel, or an operator made of kernels ("project", "select_...", "attend"), at one shape. */
 typedef struct tamis_bench_kernel_line {
     const char *kernel, *shape; /* valid during the call */
     tamis_cpu_level level;

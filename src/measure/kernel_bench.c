@@ -154,8 +154,8 @@ tamis_status tamis_bench_kernels(double seconds_each, int32_t n_threads, const c
                                  tamis_bench_kernel_fn fn, void *user, tamis_error *err)
 {
     static void (*const groups[])(tamis_kernel_bench *) = {
-        tamis_kernel_bench_linear, tamis_kernel_bench_scores, tamis_kernel_bench_attention,
-        tamis_kernel_bench_rows, tamis_kernel_bench_operators};
+        tamis_kernel_bench_linear, tamis_kernel_bench_scores,  tamis_kernel_bench_attention,
+        tamis_kernel_bench_rows,   tamis_kernel_bench_project, tamis_kernel_bench_operators};
     TAMIS_TRY(check(seconds_each, n_threads, fn, err));
     tamis_kernel_bench bench = {.seconds = seconds_each,
                                 .n_threads = n_threads,

@@ -56,6 +56,7 @@ void tamis_kernel_bench_linear(tamis_kernel_bench *bench);
 void tamis_kernel_bench_scores(tamis_kernel_bench *bench);
 void tamis_kernel_bench_attention(tamis_kernel_bench *bench);
 void tamis_kernel_bench_rows(tamis_kernel_bench *bench);
+void tamis_kernel_bench_project(tamis_kernel_bench *bench);
 void tamis_kernel_bench_operators(tamis_kernel_bench *bench);
 
 #endif

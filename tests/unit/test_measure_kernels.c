@@ -69,9 +69,11 @@ static void test_every_kernel(void **state)
 static void test_operators(void **state)
 {
     (void)state;
-    search s = {.kernel = "select_topk", .most = 3};
+    search s = {.kernel = "select_topk", .most = 3}, project = {.kernel = "project", .most = 1};
     if (TEST_IS_SANITIZED)
         skip();
+    assert_int_equal(tamis_bench_kernels(0, 2, "project", see, &project, NULL),
+                     TAMIS_STATUS_CANCELLED);
     assert_int_equal(tamis_bench_kernels(0, 2, "select_topk", see, &s, NULL),
                      TAMIS_STATUS_CANCELLED);
     assert_int_equal(s.n_lines, 3);
