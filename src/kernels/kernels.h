@@ -42,7 +42,14 @@
               (8 + 9 * (((size_t)(head_dim) + 3) / 4 * 4)))
 #define TAMIS_ATTN_SCRATCH(n_heads, head_dim)                                             \
     ((size_t)TAMIS_ATTN_CHUNK * (((size_t)(head_dim) + 15) / 16 * 16 + 16) +              \
-     (size_t)(TAMIS_ATTN_CHUNK + 1) * (((size_t)(n_heads) + 15) / 16 * 16 + 16))
+     (size_t)(TAMIS_ATTN_CHUNK + 2) * (((size_t)(n_heads) + 15) / 16 * 16 + 16))
+
+/* What attn_chunk does with the m, l and o that are there. */
+typedef enum tamis_attn_fold {
+    TAMIS_ATTN_ALONE = 0, /* overwritten */
+    TAMIS_ATTN_RUNNING,
+    TAMIS_ATTN_MERGED
+} tamis_attn_fold;
 
 /*
  * Prototypes, written once: TAMIS_KERNEL(name) expands to the pointer type in the table and to
@@ -191,8 +198,9 @@
  *   s[h][j] = chain over d of fma(q[h][d], row[j][d], acc), times scale;
  *   m[h] = max over j ascending (m = s > m ? s : m from -inf; NaN scores make everything NaN),
  *   p[h][j] = exp(s - m); l[h] = chain of l + p; o[h][d] = chain over j of fma(p, row[j][d], o).
- *   With is_running, m, l and o go on from what they hold (the rows before; at first -inf, 0, 0) and p
- *   is rounded to bf16 for the values: m' = the maximum from m on; a = exp(m - m');
+ *   MERGED folds that into what m, l and o hold, as attn_merge does.
+ *   RUNNING: m, l and o go on from what they hold (the rows before; at first -inf, 0, 0) and p is
+ *   rounded to bf16 for the values: m' = the maximum from m on; a = exp(m - m');
  *   l' = fma(l, a, chain of l + p from +0); o' = chain of fma(bf16(p), row, o) from o * a.
  *   shapes  q panels as pack_heads; rows: n_rows (1..TAMIS_ATTN_CHUNK) pointers to rows of that
  *           format (read as unpack_row does), head_dim values; m, l [n_heads];
@@ -202,8 +210,8 @@
 #define TAMIS_KERNEL_attn_chunk(F)                                                           \
     void F(float *m, float *l, float *o, int64_t o_stride, const float *q_panels,            \
            int64_t n_heads, int64_t head_dim, int64_t value_dim, const void *const *rows,    \
-           const tamis_row_format *format, int64_t n_rows, float scale, bool is_running,     \
-           float *scratch)
+           const tamis_row_format *format, int64_t n_rows, float scale,                     \
+           tamis_attn_fold fold, float *scratch)
 /*
  * attn_merge: fold the next chunk (m_c, l_c, o_c) into the running (m, l, o), list order:
  *   m' = m_c > m ? m_c : m; a = exp(m - m'), b = exp(m_c - m'); l = fma(l, a, l_c * b);

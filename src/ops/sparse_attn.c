@@ -29,7 +29,6 @@ static chunk_record record_at(float *base, int32_t num_heads)
 size_t tamis_attn_scratch_floats(int32_t num_heads, int32_t head_dim, int32_t value_dim)
 {
     return padded(num_heads) * (size_t)head_dim + 2 * padded(num_heads) +
-           record_floats(num_heads, value_dim) +
            (size_t)tamis_round_up((int64_t)TAMIS_ATTN_SCRATCH(num_heads, head_dim), TAMIS_LANES);
 }
 
@@ -41,9 +40,7 @@ size_t tamis_attn_partial_floats(int32_t num_heads, int32_t value_dim, int32_t m
 
 /* Scratch of one thread. */
 typedef struct attn_scratch {
-    float *panels, *m, *l;
-    chunk_record record;
-    float *kernel;
+    float *panels, *m, *l, *kernel;
 } attn_scratch;
 
 static attn_scratch carve(const tamis_attn_job *job, float *base)
@@ -52,8 +49,7 @@ static attn_scratch carve(const tamis_attn_job *job, float *base)
     s.panels = base;
     s.m = s.panels + padded(job->num_heads) * (size_t)job->head_dim;
     s.l = s.m + padded(job->num_heads);
-    s.record = record_at(s.l + padded(job->num_heads), job->num_heads);
-    s.kernel = s.record.n_rows + record_floats(job->num_heads, job->value_dim);
+    s.kernel = s.l + padded(job->num_heads);
     return s;
 }
 
@@ -67,19 +63,20 @@ static float *output_of(const tamis_attn_job *job, int32_t token)
     return job->o + token * job->o_stride;
 }
 
-static void run_chunk(const attn_pass *pass, const attn_scratch *s, int32_t token, int32_t chunk,
-                      const chunk_record *out)
+/* One chunk into m, l and o; returns how many rows it has. */
+static int32_t run_chunk(const attn_pass *pass, const attn_scratch *s, int32_t token, int32_t chunk,
+                         tamis_attn_fold fold, float *m, float *l, float *o)
 {
     const tamis_attn_job *job = pass->job;
     const void *rows[TAMIS_ATTN_CHUNK];
     const int32_t first = chunk * TAMIS_ATTN_CHUNK, left = job->list_len[token] - first;
     const int32_t n =
         job->rows(job->user, token, first, left < TAMIS_ATTN_CHUNK ? left : TAMIS_ATTN_CHUNK, rows);
-    *out->n_rows = (float)n;
     if (n > 0)
-        pass->exec->kernels->attn_chunk(out->m, out->l, out->o, job->value_dim, s->panels,
-                                        job->num_heads, job->head_dim, job->value_dim, rows,
-                                        job->format, n, job->scale, false, s->kernel);
+        pass->exec->kernels->attn_chunk(m, l, o, job->value_dim, s->panels, job->num_heads,
+                                        job->head_dim, job->value_dim, rows, job->format, n,
+                                        job->scale, fold, s->kernel);
+    return n;
 }
 
 static void start_state(float *m, float *l, float *o, int32_t n_heads, int32_t value_dim)
@@ -132,10 +129,8 @@ static void run_token(const attn_pass *pass, const attn_scratch *s, int32_t toke
     const int32_t n_chunks = tamis_attn_num_chunks(job->list_len[token]);
     float *o = output_of(job, token);
     start_state(s->m, s->l, o, job->num_heads, job->value_dim);
-    for (int32_t chunk = 0; chunk < n_chunks; chunk++) {
-        run_chunk(pass, s, token, chunk, &s->record);
-        merge_heads(pass, s->m, s->l, o, &s->record, 0, job->num_heads);
-    }
+    for (int32_t chunk = 0; chunk < n_chunks; chunk++)
+        run_chunk(pass, s, token, chunk, TAMIS_ATTN_MERGED, s->m, s->l, o);
     finish_heads(pass, token, s->m, s->l, 0, job->num_heads);
 }
 
@@ -155,6 +150,32 @@ static chunk_record shared_record(const tamis_attn_job *job, int32_t border, int
                      job->num_heads);
 }
 
+/*
+ * Chunks [begin, end) of a shared token. The first ones are merged at once, into the record of the
+ * first: merging that record into an empty state changes nothing.
+ */
+static void run_shared(const attn_pass *pass, const attn_scratch *s, int32_t token, int64_t begin,
+                       int64_t end)
+{
+    const tamis_attn_job *job = pass->job;
+    const int32_t border = first_border(job->partition, token);
+    const chunk_record first = shared_record(job, border, 0);
+    int32_t n_rows = 0;
+    if (begin == 0)
+        start_state(first.m, first.l, first.o, job->num_heads, job->value_dim);
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        const chunk_record own = shared_record(job, border, chunk);
+        const chunk_record *out = begin == 0 ? &first : &own;
+        const int32_t n =
+            run_chunk(pass, s, token, (int32_t)chunk,
+                      begin == 0 ? TAMIS_ATTN_MERGED : TAMIS_ATTN_ALONE, out->m, out->l, out->o);
+        *own.n_rows = begin == 0 ? 0.0f : (float)n;
+        n_rows += n;
+    }
+    if (begin == 0)
+        *first.n_rows = (float)n_rows;
+}
+
 static void attn_thread(void *arg, int thread_idx, int n_threads)
 {
     const attn_pass *pass = arg;
@@ -171,15 +192,10 @@ static void attn_thread(void *arg, int thread_idx, int n_threads)
         pass->exec->kernels->pack_heads(s.panels,
                                         job->q + (int64_t)token * job->num_heads * job->head_dim,
                                         job->num_heads, job->head_dim);
-        if (begin == 0 && end == tamis_partition_units(partition, token)) {
+        if (begin == 0 && end == tamis_partition_units(partition, token))
             run_token(pass, &s, token);
-            continue;
-        }
-        const int32_t border = first_border(partition, token);
-        for (int64_t chunk = begin; chunk < end; chunk++) {
-            const chunk_record record = shared_record(job, border, chunk);
-            run_chunk(pass, &s, token, (int32_t)chunk, &record);
-        }
+        else
+            run_shared(pass, &s, token, begin, end);
     }
 }
 
@@ -279,7 +295,7 @@ static void run_heads(const attn_pass *pass, const attn_scratch *s, int32_t toke
         if (n_rows > 0)
             pass->exec->kernels->attn_chunk(s->m, s->l, o, job->value_dim, s->panels, n,
                                             job->head_dim, job->value_dim, rows, job->format,
-                                            n_rows, job->scale, true, s->kernel);
+                                            n_rows, job->scale, TAMIS_ATTN_RUNNING, s->kernel);
     }
     normalise(pass, token, s->m, s->l, o, h, n);
 }

@@ -4,7 +4,6 @@
  */
 #include "support/kernel_levels.h"
 
-
 /* ---------------------------------------------------------------- attention */
 
 typedef struct attn_case {
@@ -53,19 +52,26 @@ typedef struct attn_result {
     test_guard m, l, o;
 } attn_result;
 
+/* Rows [first, first + n_rows) into r. */
+static void attn_chunk_into(attn_result *r, const attn_case *c, tamis_cpu_level level,
+                            int64_t first, int64_t n_rows, tamis_attn_fold fold, test_rng noise)
+{
+    test_guard scratch =
+        test_guard_new(TAMIS_ATTN_SCRATCH(c->heads, c->dim) * sizeof(float), 0, &noise);
+    const tamis_row_format format = tamis_row_format_plain(c->dtype, (int32_t)c->dim);
+    tamis_kernels_for(level)->attn_chunk(r->m.data, r->l.data, r->o.data, c->o_stride, c->panels,
+                                         c->heads, c->dim, c->value_dim, c->rows + first, &format,
+                                         n_rows, c->scale, fold, scratch.data);
+    assert_true(test_guard_intact(&scratch));
+    test_guard_free(&scratch);
+}
+
 static attn_result attn_chunk_run(const attn_case *c, tamis_cpu_level level, int64_t first,
                                   int64_t n_rows, test_rng noise)
 {
     attn_result r = {new_floats(c->heads, &noise), new_floats(c->heads, &noise),
                      new_floats(c->heads * c->o_stride, &noise)};
-    test_guard scratch =
-        test_guard_new(TAMIS_ATTN_SCRATCH(c->heads, c->dim) * sizeof(float), 0, &noise);
-    const tamis_row_format format = tamis_row_format_plain(c->dtype, (int32_t)c->dim);
-    tamis_kernels_for(level)->attn_chunk(r.m.data, r.l.data, r.o.data, c->o_stride, c->panels,
-                                         c->heads, c->dim, c->value_dim, c->rows + first, &format,
-                                         n_rows, c->scale, false, scratch.data);
-    assert_true(test_guard_intact(&scratch));
-    test_guard_free(&scratch);
+    attn_chunk_into(&r, c, level, first, n_rows, TAMIS_ATTN_ALONE, noise);
     return r;
 }
 
@@ -102,9 +108,12 @@ static void test_attn_chunk_levels(void **state)
     }
 }
 
-/* All rows of a case in chunks of TAMIS_ATTN_CHUNK, merged and finished; lse gets n_heads. */
+/*
+ * All rows of a case in chunks of TAMIS_ATTN_CHUNK, merged (by attn_chunk itself if is_folded) and
+ * finished; lse gets n_heads.
+ */
 static attn_result attn_run(const attn_case *c, tamis_cpu_level level, const float *sink,
-                            test_rng noise)
+                            bool is_folded, test_rng noise)
 {
     const tamis_kernels *kernels = tamis_kernels_for(level);
     attn_result run = {new_floats(c->heads, &noise), new_floats(c->heads, &noise),
@@ -117,8 +126,12 @@ static attn_result attn_run(const attn_case *c, tamis_cpu_level level, const flo
     }
     for (int64_t first = 0; first < c->n_rows; first += TAMIS_ATTN_CHUNK) {
         const int64_t left = c->n_rows - first;
-        attn_result chunk = attn_chunk_run(
-            c, level, first, left < TAMIS_ATTN_CHUNK ? left : TAMIS_ATTN_CHUNK, noise);
+        const int64_t here = left < TAMIS_ATTN_CHUNK ? left : TAMIS_ATTN_CHUNK;
+        if (is_folded) {
+            attn_chunk_into(&run, c, level, first, here, TAMIS_ATTN_MERGED, noise);
+            continue;
+        }
+        attn_result chunk = attn_chunk_run(c, level, first, here, noise);
         kernels->attn_merge(m, l, o, c->o_stride, chunk.m.data, chunk.l.data, chunk.o.data,
                             c->o_stride, c->heads, c->value_dim);
         attn_result_free(&chunk);
@@ -142,10 +155,10 @@ static void test_attention_levels_and_double(void **state)
         float sinks[64];
         kernel_fill(&rng, KERNEL_DATA_NORMAL, sinks, 64);
         const float *sink = round % 3 ? sinks : NULL;
-        attn_result want = attn_run(c, TAMIS_CPU_PORTABLE, sink, rng);
-        FOR_EACH_LEVEL_ABOVE_PORTABLE(level)
-        {
-            attn_result got = attn_run(c, level_at(level), sink, rng);
+        attn_result want = attn_run(c, TAMIS_CPU_PORTABLE, sink, false, rng);
+        FOR_EACH_LEVEL(level)
+        for (int folded = 0; folded < 2; folded++) {
+            attn_result got = attn_run(c, level_at(level), sink, folded != 0, rng);
             expect_same_attention(&want, &got);
             attn_result_free(&got);
         }

@@ -125,21 +125,44 @@ static float softmax_scores(float *s, int64_t stride, int64_t n_rows, float *m)
     return l;
 }
 
-/* Maximum, sum and the factor of what was there before of one head; p, rounded if running, in s. */
-static float head_softmax(float *s, int64_t n_rows, float *m, float *l, bool is_running)
+/* Factors of what was there before and of what the chunk adds. */
+typedef struct head_factors {
+    float before, chunk;
+} head_factors;
+
+/* Maximum and sum of one head; p, rounded if running, in s. */
+static head_factors head_softmax(float *s, int64_t n_rows, float *m, float *l, tamis_attn_fold fold)
 {
-    const float before = is_running ? *m : -INFINITY;
-    *m = before;
-    const float sum = softmax_scores(s, TAMIS_LANES, n_rows, m);
-    if (!is_running) {
+    const float before = *m;
+    float top = fold == TAMIS_ATTN_RUNNING ? before : -INFINITY;
+    const float sum = softmax_scores(s, TAMIS_LANES, n_rows, &top);
+    if (fold == TAMIS_ATTN_ALONE) {
+        *m = top;
         *l = sum;
-        return 0.0f;
+        return (head_factors){0.0f, 1.0f};
     }
-    const float shrink = tamis_math_exp(before - *m);
-    *l = fmaf(*l, shrink, sum);
-    for (int64_t j = 0; j < n_rows; j++)
+    *m = fold == TAMIS_ATTN_RUNNING || top > before ? top : before;
+    const head_factors factors = {tamis_math_exp(before - *m), tamis_math_exp(top - *m)};
+    *l = fmaf(*l, factors.before, fold == TAMIS_ATTN_RUNNING ? sum : sum * factors.chunk);
+    for (int64_t j = 0; fold == TAMIS_ATTN_RUNNING && j < n_rows; j++)
         s[j * TAMIS_LANES] = bf16(s[j * TAMIS_LANES]);
-    return shrink;
+    return factors;
+}
+
+/* 16 columns of one head's output, n of them there. */
+static void head_values(float *o, int64_t n, const float *p, const float *values,
+                        int64_t row_floats, int64_t n_rows, head_factors factors,
+                        tamis_attn_fold fold)
+{
+    float sum[TAMIS_LANES];
+    for (int64_t d = 0; d < n; d++)
+        sum[d] = fold == TAMIS_ATTN_RUNNING ? o[d] * factors.before : 0.0f;
+    for (int64_t j = 0; j < n_rows; j++)
+        for (int64_t d = 0; d < n; d++)
+            sum[d] = fmaf(p[j * TAMIS_LANES], values[j * row_floats + d], sum[d]);
+    for (int64_t d = 0; d < n; d++)
+        o[d] =
+            fold == TAMIS_ATTN_MERGED ? fmaf(o[d], factors.before, sum[d] * factors.chunk) : sum[d];
 }
 
 TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_c)
@@ -159,12 +182,10 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_c)
                 for (int k = 0; k < TAMIS_LANES; k++)
                     s[k] *= scale;
             }
-        const float shrink = head_softmax(scores + lane, n_rows, &m[h], &l[h], is_running);
-        float *out = o + h * o_stride;
-        for (int64_t d = 0; d < value_dim; d++)
-            out[d] = is_running ? out[d] * shrink : 0.0f;
-        for (int64_t j = 0; j < n_rows; j++)
-            for (int64_t d = 0; d < value_dim; d++)
-                out[d] = fmaf(scores[j * TAMIS_LANES + lane], values[j * row_floats + d], out[d]);
+        const head_factors factors = head_softmax(scores + lane, n_rows, &m[h], &l[h], fold);
+        for (int64_t d = 0; d < value_dim; d += TAMIS_LANES)
+            head_values(o + h * o_stride + d,
+                        value_dim - d < TAMIS_LANES ? value_dim - d : TAMIS_LANES, scores + lane,
+                        values + d, row_floats, n_rows, factors, fold);
     }
 }

@@ -175,25 +175,34 @@ static void panel_scores(float *scores, int64_t score_stride, const float *panel
 }
 
 /*
- * Scores of 8 heads become p in place; m and l of the first `here` of them are stored. Running:
- * they go on from what m and l hold, shrink[0..7] is the factor of what was there, p is rounded.
+ * Scores of 8 heads become p in place (rounded if running); m and l of the first `here` of them are
+ * stored. Unless the chunk is alone they go on from what m and l hold: shrink[0..7] is the factor
+ * of what was there; grow[0..7], if merged, that of the chunk.
  */
-static TAMIS_ALWAYS_INLINE void softmax_8(float *scores, int64_t score_stride, int64_t n_rows,
-                                          float *m, float *l, int64_t here, bool is_running,
-                                          float *shrink)
+static TAMIS_ALWAYS_INLINE void softmax_8(tamis_attn_fold fold, float *scores, int64_t score_stride,
+                                          int64_t n_rows, float *m, float *l, int64_t here,
+                                          float *shrink, float *grow)
 {
     const __m256i lanes = first_lanes(here);
-    const __m256 before = is_running ? _mm256_maskload_ps(m, lanes) : _mm256_set1_ps(-INFINITY);
-    __m256 top = before, sum = _mm256_setzero_ps();
+    const __m256 none = _mm256_set1_ps(-INFINITY);
+    const __m256 before = fold == TAMIS_ATTN_ALONE ? none : _mm256_maskload_ps(m, lanes);
+    __m256 top = fold == TAMIS_ATTN_RUNNING ? before : none, sum = _mm256_setzero_ps();
     for (int64_t j = 0; j < n_rows; j++)
         top = _mm256_max_ps(_mm256_loadu_ps(scores + j * score_stride), top); /* s > m ? s : m */
     for (int64_t j = 0; j < n_rows; j++) {
         float *s = scores + j * score_stride;
         const __m256 p = exp_8(_mm256_sub_ps(_mm256_loadu_ps(s), top));
-        _mm256_storeu_ps(s, is_running ? bf16_round_8(p) : p);
+        _mm256_storeu_ps(s, fold == TAMIS_ATTN_RUNNING ? bf16_round_8(p) : p);
         sum = _mm256_add_ps(sum, p);
     }
-    if (is_running) {
+    if (fold == TAMIS_ATTN_MERGED) {
+        const __m256 chunk = top;
+        top = _mm256_max_ps(chunk, before);
+        const __m256 factor = exp_8(_mm256_sub_ps(chunk, top));
+        _mm256_storeu_ps(grow, factor);
+        sum = _mm256_mul_ps(sum, factor);
+    }
+    if (fold != TAMIS_ATTN_ALONE) {
         const __m256 factor = exp_8(_mm256_sub_ps(before, top));
         _mm256_storeu_ps(shrink, factor);
         sum = _mm256_fmadd_ps(_mm256_maskload_ps(l, lanes), factor, sum);
@@ -202,22 +211,26 @@ static TAMIS_ALWAYS_INLINE void softmax_8(float *scores, int64_t score_stride, i
     _mm256_maskstore_ps(l, lanes, sum);
 }
 
+static TAMIS_ALWAYS_INLINE v16 output_load(const float *o, int64_t n)
+{
+    return n >= TAMIS_LANES ? v16_load(o) : v16_load_first(o, n);
+}
+
 /*
- * o[i][0..15] = chain over rows of p[j][i] * value[j][0..15]; n of the 16 columns are stored. With
- * shrink the chain starts from o[i] * shrink[i].
+ * o[i][0..15] = chain over rows of p[j][i] * value[j][0..15]; n of the 16 columns are stored.
+ * Running, the chain starts from o[i] * shrink[i]; merged, o[i] * shrink[i] + chain * grow[i].
  */
-static TAMIS_ALWAYS_INLINE void value_tile(int n_heads, float *o, int64_t o_stride, int64_t n,
-                                           const float *p, int64_t p_stride, const float *values,
+static TAMIS_ALWAYS_INLINE void value_tile(int n_heads, tamis_attn_fold fold, float *o,
+                                           int64_t o_stride, int64_t n, const float *p,
+                                           int64_t p_stride, const float *values,
                                            int64_t value_stride, int64_t n_rows,
-                                           const float *shrink)
+                                           const float *shrink, const float *grow)
 {
     v16 sum[TILE_ROWS];
-    for (int i = 0; i < n_heads; i++) {
-        const v16 before = shrink == NULL     ? v16_zero()
-                           : n >= TAMIS_LANES ? v16_load(o + i * o_stride)
-                                              : v16_load_first(o + i * o_stride, n);
-        sum[i] = shrink == NULL ? before : v16_scale(before, _mm256_broadcast_ss(shrink + i));
-    }
+    for (int i = 0; i < n_heads; i++)
+        sum[i] = fold == TAMIS_ATTN_RUNNING
+                     ? v16_scale(output_load(o + i * o_stride, n), _mm256_broadcast_ss(shrink + i))
+                     : v16_zero();
     for (int64_t j = 0; j < n_rows; j++) {
         const v16 value = v16_in_registers(v16_load(values + j * value_stride));
         for (int i = 0; i < n_heads; i++) {
@@ -227,11 +240,38 @@ static TAMIS_ALWAYS_INLINE void value_tile(int n_heads, float *o, int64_t o_stri
         }
     }
     for (int i = 0; i < n_heads; i++) {
+        if (fold == TAMIS_ATTN_MERGED) {
+            const __m256 a = _mm256_broadcast_ss(shrink + i);
+            sum[i] = v16_fma(output_load(o + i * o_stride, n), (v16){a, a},
+                             v16_scale(sum[i], _mm256_broadcast_ss(grow + i)));
+        }
         if (n >= TAMIS_LANES)
             v16_store(o + i * o_stride, sum[i]);
         else
             v16_store_first(o + i * o_stride, n, sum[i]);
     }
+}
+
+/* Softmax of the scores and the product with the values. */
+static TAMIS_ALWAYS_INLINE void softmax_and_values(tamis_attn_fold fold, float *m, float *l,
+                                                   float *o, int64_t o_stride, int64_t n_heads,
+                                                   int64_t value_dim, float *scores,
+                                                   int64_t score_stride, const float *values,
+                                                   int64_t row_stride, int64_t n_rows)
+{
+    float *shrink = scores + TAMIS_ATTN_CHUNK * score_stride; /* [n_heads], up to 8 more */
+    float *grow = shrink + score_stride;                      /* the same */
+    for (int64_t h = 0; h < n_heads; h += 8)
+        softmax_8(fold, scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, shrink + h,
+                  grow + h);
+    for (int64_t d = 0; d < value_dim; d += TAMIS_LANES)
+        for (int64_t h = 0; h < n_heads; h += TILE_ROWS) {
+#define VALUE_TILE(count)                                                                          \
+    value_tile(count, fold, o + h * o_stride + d, o_stride, value_dim - d, scores + h,             \
+               score_stride, values + d, row_stride, n_rows, shrink + h, grow + h)
+            WITH_CONSTANT(n_heads - h, VALUE_TILE)
+#undef VALUE_TILE
+        }
 }
 
 /* Brings a gathered row towards the cache while the rows before it are expanded. */
@@ -245,9 +285,8 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
 {
     const int64_t row_stride = round_up_16(head_dim) + TAMIS_LANES;
     const int64_t score_stride = round_up_16(n_heads) + TAMIS_LANES;
-    float *values = scratch;                                  /* [n_rows][row_stride] */
-    float *scores = scratch + TAMIS_ATTN_CHUNK * row_stride;  /* [n_rows][score_stride] */
-    float *shrink = scores + TAMIS_ATTN_CHUNK * score_stride; /* [n_heads], up to 8 more */
+    float *values = scratch;                                 /* [n_rows][row_stride] */
+    float *scores = scratch + TAMIS_ATTN_CHUNK * row_stride; /* [n_rows][score_stride] */
     for (int64_t j = 0; j < n_rows; j++) {
         if (j + 2 < n_rows)
             prefetch_row(rows[j + 2], format->row_bytes);
@@ -256,19 +295,15 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES)
         panel_scores(scores + first, score_stride, q_panels + first * head_dim, values, row_stride,
                      n_rows, head_dim, scale);
-    for (int64_t h = 0; h < n_heads; h += 8)
-        if (is_running)
-            softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, true,
-                      shrink + h);
-        else
-            softmax_8(scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, false, NULL);
-    for (int64_t d = 0; d < value_dim; d += TAMIS_LANES)
-        for (int64_t h = 0; h < n_heads; h += TILE_ROWS) {
-#define VALUE_TILE(count)                                                                          \
-    value_tile(count, o + h * o_stride + d, o_stride, value_dim - d, scores + h, score_stride,     \
-               values + d, row_stride, n_rows, is_running ? shrink + h : NULL)
-            WITH_CONSTANT(n_heads - h, VALUE_TILE)
-#undef VALUE_TILE
-        }
+#define SOFTMAX_AND_VALUES(fold)                                                                   \
+    softmax_and_values(fold, m, l, o, o_stride, n_heads, value_dim, scores, score_stride, values,  \
+                       row_stride, n_rows)
+    if (fold == TAMIS_ATTN_ALONE)
+        SOFTMAX_AND_VALUES(TAMIS_ATTN_ALONE);
+    else if (fold == TAMIS_ATTN_MERGED)
+        SOFTMAX_AND_VALUES(TAMIS_ATTN_MERGED);
+    else
+        SOFTMAX_AND_VALUES(TAMIS_ATTN_RUNNING);
+#undef SOFTMAX_AND_VALUES
 }
 #endif
