@@ -270,34 +270,48 @@ static void widen_inputs(const i8_product *p, const int8_t *x, int64_t x_stride)
     }
 }
 
-/* Sums of 4 rows to f32; the sum with the bias is exact in double and rounded once. */
-static TAMIS_ALWAYS_INLINE __m128 sums_to_f32(__m128i sum, const int32_t *bias, __m128i use)
+/* Sum plus bias, exact in double and rounded once. */
+static TAMIS_ALWAYS_INLINE __m128 biased_4(__m128i sum, __m128i bias)
 {
-    if (!bias)
-        return _mm_cvtepi32_ps(sum);
-    const __m256d more = _mm256_cvtepi32_pd(_mm_maskload_epi32(bias, use));
-    return _mm256_cvtpd_ps(_mm256_add_pd(_mm256_cvtepi32_pd(sum), more));
+    return _mm256_cvtpd_ps(_mm256_add_pd(_mm256_cvtepi32_pd(sum), _mm256_cvtepi32_pd(bias)));
 }
 
-/* n rows of the panel from `first` on; row_scale, bias and y belong to the first of them. */
+static TAMIS_ALWAYS_INLINE __m256 biased_8(__m256i sum, __m256i bias)
+{
+    const __m128 high =
+        biased_4(_mm256_extracti128_si256(sum, 1), _mm256_extracti128_si256(bias, 1));
+    return _mm256_set_m128(high,
+                           biased_4(_mm256_castsi256_si128(sum), _mm256_castsi256_si128(bias)));
+}
+
+/*
+ * n rows of the panel from `first` on; row_scale, bias and y belong to the first of them. The rows
+ * of y are often a large power of two apart: each is visited once.
+ */
 static void store_panel(const i8_product *p, int64_t first, int64_t n, float *y, int64_t y_stride,
                         const float *row_scale, const int32_t *bias, const float *token_scale)
 {
-    for (int64_t r = 0; r < n; r += 4) {
-        const __m128i use =
-            _mm_cmpgt_epi32(_mm_set1_epi32((int)(n - r)), _mm_setr_epi32(0, 1, 2, 3));
-        const __m128 scale = _mm_maskload_ps(row_scale + r, use);
-        const __m128i own_of_rows = _mm_maskload_epi32(p->own_of_rows + first + r, use);
-        for (int64_t t = 0; t < p->n_tokens; t++) {
-            const int32_t *sum = p->sums + t * PANEL_ROWS + first + r;
-            const __m128i own = _mm_add_epi32(_mm_set1_epi32(p->own[t]), own_of_rows);
-            const __m128i four = _mm_sub_epi32(_mm_maskload_epi32(sum, use), own);
-            __m128 v = _mm_mul_ps(sums_to_f32(four, bias ? bias + r : NULL, use), scale);
-            if (token_scale)
-                v = _mm_mul_ps(v, _mm_set1_ps(token_scale[t]));
-            _mm_maskstore_ps(y + t * y_stride + r, use, v);
-        }
+    __m256i use[2], own[2], more[2];
+    __m256 scale[2];
+    for (int half = 0; half < 2; half++) {
+        use[half] = first_lanes(n - 8 * half);
+        own[half] = _mm256_maskload_epi32(p->own_of_rows + first + 8 * half, use[half]);
+        scale[half] = _mm256_maskload_ps(row_scale + 8 * half, use[half]);
+        if (bias)
+            more[half] = _mm256_maskload_epi32(bias + 8 * half, use[half]);
     }
+    for (int64_t t = 0; t < p->n_tokens; t++)
+        for (int half = 0; half < 2; half++) {
+            const int32_t *from = p->sums + t * PANEL_ROWS + first + 8 * half;
+            const __m256i all = _mm256_maskload_epi32(from, use[half]);
+            const __m256i sum =
+                _mm256_sub_epi32(all, _mm256_add_epi32(_mm256_set1_epi32(p->own[t]), own[half]));
+            __m256 v = bias ? biased_8(sum, more[half]) : _mm256_cvtepi32_ps(sum);
+            v = _mm256_mul_ps(v, scale[half]);
+            if (token_scale)
+                v = _mm256_mul_ps(v, _mm256_set1_ps(token_scale[t]));
+            _mm256_maskstore_ps(y + t * y_stride + 8 * half, use[half], v);
+        }
 }
 
 /* Rows [row_begin, row_end) against the widened tokens. Panels of I4 begin at a whole pair. */
