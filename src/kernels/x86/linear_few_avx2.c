@@ -292,13 +292,15 @@ static bool fold_inputs(float *dst, int64_t dst_stride, const few_pass *pass, in
     return true;
 }
 
-/* Rows [row, end) of one block row, with scaled inputs where they can be; returns as few_typed. */
+/* Rows [row, end), of one block row if those are tall, with scaled inputs where they can be;
+ * returns as few_typed. */
 static int64_t few_e4m3_block(few_pass *pass, int64_t row, int64_t end)
 {
     const int64_t stride = (pass->w->cols + TAMIS_LANES - 1) / TAMIS_LANES * TAMIS_LANES;
     pass->x = pass->rest_x;
     pass->x_stride = pass->rest_stride;
-    if (end - row < FOLD_ROWS || !fold_inputs(pass->scratch, stride, pass, row))
+    const bool same_scales = !pass->w->scale || pass->w->block_rows >= FOLD_ROWS;
+    if (!same_scales || end - row < FOLD_ROWS || !fold_inputs(pass->scratch, stride, pass, row))
         return few_typed(TAMIS_DTYPE_F8_E4M3, false, pass, row, end);
     pass->x = pass->scratch;
     pass->x_stride = stride;
