@@ -3,6 +3,7 @@
 #define TAMIS_TAMIS_H
 
 #include "tamis/base.h"
+#include "tamis/bench.h"
 #include "tamis/connector.h"
 #include "tamis/dsa.h"
 #include "tamis/engine.h"

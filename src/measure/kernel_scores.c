@@ -89,8 +89,7 @@ static void bench_layout(tamis_kernel_bench *bench, scores_arg *a, tamis_row_lay
                                  .is_int8 = is_f4 || is_i8};
     const tamis_kernel_case query = {.kernel = is_f4 ? "index_query_f4" : "index_query_i8",
                                      .fn = run_query,
-                                     .arg = a,
-                                     .bytes = HEADS * DIM};
+                                     .arg = a}; /* the portable form only notes where q lies */
     tamis_kernel_bench_run(bench, &c, "64 heads x 128, 4096 %s keys",
                            tamis_row_layout_name(layout));
     if (is_f4 || is_i8)
