@@ -76,8 +76,12 @@ void tamis_kernel_bench_project(tamis_kernel_bench *bench)
     project_arg a = {.pool = tamis_kernel_bench_bytes(bench, POOL_BYTES),
                      .x = tamis_kernel_bench_floats(bench, MAX_TOKENS * COLS),
                      .y = tamis_kernel_bench_take(bench, MAX_TOKENS * ROWS * sizeof(float))};
-    const void *powers = tamis_kernel_bench_bytes(bench, ROWS * COLS / 32);
+    void *powers = tamis_kernel_bench_take(bench, ROWS * COLS / 32);
     const void *floats = tamis_kernel_bench_floats(bench, ROWS);
+    tamis_noise noise = {7};
+    if (powers != NULL) /* such as checkpoints have: all of about one size */
+        tamis_noise_fill_scales(&noise, powers, ROWS * COLS / 32, TAMIS_DTYPE_F8_E8M0,
+                                TAMIS_DTYPE_F8_E4M3, COLS);
     a.exec.kernels = tamis_kernels_current();
     a.exec.scratch_floats = scratch;
     a.exec.scratch =
