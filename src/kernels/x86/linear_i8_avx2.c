@@ -72,7 +72,10 @@ static TAMIS_ALWAYS_INLINE void tile_i8(const i8_block *b, int n_rows, int n_tok
         for (int t = 0; t < n_tokens; t++)
             acc[r][t] = _mm256_setzero_si256();
     }
+    const uint8_t *next = weights[0] + n_rows * b->w->row_bytes;
     for (int64_t c = 0; c < whole; c += 16) {
+        if (n_tokens == 1 && n_rows == 4) /* a line a step: the next rows, in the order of memory */
+            _mm_prefetch((const char *)next + 4 * c, _MM_HINT_T0);
         for (int r = 0; r < n_rows; r++)
             value[r] = words_16(weights[r] + c);
         step_i8(n_rows, n_tokens, acc, value, words + c);
@@ -210,9 +213,11 @@ static void block_i4(const i8_block *b, int64_t n_tokens)
 /* The integer sums of one group of rows and one tile of tokens. */
 static void sum_tile(i8_block *b, int64_t n_tokens)
 {
+    const bool has_room = n_tokens == 1 && b->w->dtype == TAMIS_DTYPE_I8; /* of the other tokens */
+    const int64_t most = has_room ? TILE_TOKENS * COL_BLOCK : COL_BLOCK;
     memset(b->sums, 0, ROW_GROUP * sizeof *b->sums);
     for (b->begin = 0; b->begin < b->w->cols; b->begin = b->end) {
-        b->end = b->w->cols - b->begin < COL_BLOCK ? b->w->cols : b->begin + COL_BLOCK;
+        b->end = b->w->cols - b->begin < most ? b->w->cols : b->begin + most;
         if (b->w->dtype == TAMIS_DTYPE_I4)
             block_i4(b, n_tokens);
         else
