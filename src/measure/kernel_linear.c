@@ -1,7 +1,7 @@
 /* Linear layers: weights out of memory, 256 MiB of them are walked. */
-#include "core/size.h"
 #include <string.h>
 
+#include "core/size.h"
 #include "measure/kernel_bench.h"
 
 #define SIDE       INT64_C(4096)
