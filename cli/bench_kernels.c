@@ -1,5 +1,4 @@
-/* tamis bench kernels: single kernels at real shapes, one thread, every CPU level of the machine.
- */
+/* tamis bench kernels: single kernels at real shapes, every CPU level of the machine. */
 #include <stdio.h>
 #include <string.h>
 

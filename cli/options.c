@@ -66,7 +66,7 @@ const cli_command cli_commands[CLI_NUM_COMMANDS] = {
         "  tamis bench model -m v4-cut -p 512 -n 32 -d 2048,131072 -t 2 --csv\n"},
     [CLI_BENCH_KERNELS] = {
         "bench kernels", "[--kernel WORD] [options]",
-        "time every kernel at real shapes, one thread, all CPU levels that the machine has",
+        "time every kernel at real shapes and CPU levels, one thread; project, select and attend on two",
         "  tamis bench kernels\n"
         "  tamis bench kernels --kernel index\n"},
     [CLI_BENCH_SYNTH] = {
