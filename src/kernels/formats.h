@@ -90,6 +90,45 @@ static inline float tamis_f4_e2m1_to_f32(uint8_t nibble)
     return value[nibble & 15];
 }
 
+/* Bits of the largest magnitude of n values; those of infinity and NaN are above all numbers. */
+static inline uint32_t tamis_amax_bits(const float *x, int64_t n)
+{
+    uint32_t amax = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t bits = tamis_bits_of(x[i]) & 0x7fffffffu;
+        amax = bits > amax ? bits : amax;
+    }
+    return amax;
+}
+
+/*
+ * Fixed point of a block of inputs for the integer sums of FP4 (kernels.h, linear): from the bits
+ * of its largest magnitude the exponent of tamis_fixed_unit, the least with which all values round
+ * to at most 8355711 in magnitude = three balanced digits of 8 bits, 127 * (2^16 + 2^8 + 1). Not
+ * below 24, where the factor and the unit are normal numbers still: values below 2^-126 vanish.
+ */
+static inline int32_t tamis_fixed_exponent(uint32_t amax_bits)
+{
+    const int32_t exponent = (int32_t)((amax_bits + 0x10101u) >> 23);
+    return exponent < 24 ? 24 : exponent;
+}
+/* What a half of one step is worth: sums are of doubled weights. NaN: the block has no number. */
+static inline float tamis_fixed_unit(uint32_t amax_bits)
+{
+    if (amax_bits >= 0x7f800000u)
+        return tamis_float_of(0x7fc00000u);
+    return tamis_float_of((uint32_t)(tamis_fixed_exponent(amax_bits) - 23) << 23);
+}
+/* Steps nearest to x, ties to even; 0 in a block that has no number. */
+static inline int32_t tamis_fixed_round(float x, uint32_t amax_bits)
+{
+    if (amax_bits >= 0x7f800000u)
+        return 0;
+    const float factor = tamis_float_of((uint32_t)(276 - tamis_fixed_exponent(amax_bits)) << 23);
+    const float steps = (fabsf(x * factor) + 0x1p+23f) - 0x1p+23f;
+    return x < 0 ? -(int32_t)steps : (int32_t)steps;
+}
+
 /* Round to nearest even, to 448 at most; NaN gives the NaN code. */
 static inline uint8_t tamis_f32_to_f8_e4m3(float x)
 {
@@ -215,6 +254,13 @@ static inline float tamis_scale_decode(const tamis_matrix *w, const uint8_t *sca
 {
     return w->scale_dtype == TAMIS_DTYPE_F32 ? tamis_load_f32(scale_row + 4 * block)
                                              : tamis_f8_e8m0_to_f32(scale_row[block]);
+}
+
+/* Whether linear forms the sums of w in integers, in blocks of 32 columns under one scale. */
+static inline bool tamis_f4_in_blocks(const tamis_matrix *w)
+{
+    return w->dtype == TAMIS_DTYPE_F4_E2M1 &&
+           (w->scale == NULL || w->block_cols % 32 == 0 || w->block_cols >= w->cols);
 }
 
 #endif

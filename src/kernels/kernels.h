@@ -8,6 +8,8 @@
  *   lanes16   a sum over an index k in ascending order on 16 accumulators that start at +0: term k
  *             goes to accumulator k % 16; then acc[i] += acc[i + 8] (i < 8), += acc[i + 4] (i < 4),
  *             += acc[i + 2] (i < 2), acc[0] + acc[1].
+ *   quads16   the same with four neighbours on one accumulator: term k goes to accumulator
+ *             k / 4 % 16. Terms behind the last one, up to a multiple of 64, are fma(+0, +0, acc).
  *   chain     one accumulator that starts at +0, terms in ascending order.
  *   exp, log1p, ...  the functions of kernels/math.h, the same operations at every level.
  *
@@ -31,7 +33,7 @@
 #define TAMIS_LINEAR_TOKENS(cols) ((size_t)(cols) <= 16384 ? (size_t)128 : (size_t)32)
 /* Floats of scratch that linear, linear_t, index_score and attn_chunk need. */
 #define TAMIS_LINEAR_SCRATCH(cols)                                                \
-    ((16 + TAMIS_LINEAR_TOKENS(cols)) * (((size_t)(cols) + 15) / 16 * 16) +       \
+    ((16 + TAMIS_LINEAR_TOKENS(cols)) * (((size_t)(cols) + 127) / 128 * 128) +    \
      80 * TAMIS_LINEAR_TOKENS(cols) + 512)
 #define TAMIS_LINEAR_T_SCRATCH ((size_t)64 * 64)
 #define TAMIS_INDEX_SCRATCH(head_dim, n_heads) \
@@ -59,13 +61,21 @@ typedef enum tamis_attn_fold {
 /*
  * linear: y[t][r - row_begin] = sum over c of w[r][c] * x[t][c]   for t < n_tokens and
  *   row_begin <= r < row_end.
- *   order   lanes16 over c with acc = fma(w, x, acc); w = decode * scale in one f32 product (no
- *           product where there is no scale). Exactly `cols` terms; the unused lanes of a last
- *           partial group of 16 get fma(+0, +0, acc).
+ *   order   quads16 over c with acc = fma(w, x, acc); w = decode * scale in one f32 product (no
+ *           product where there is no scale).
+ *   blocks  F4_E2M1 with block_cols a multiple of 32, or one scale a row, or none
+ *           (tamis_f4_in_blocks): columns in blocks of 32, those behind the last one count as
+ *           x = 0. Of a token's block, with u and q of tamis_fixed_unit and tamis_fixed_round:
+ *             T[h] = sum over its columns c with c / 8 % 2 == h of 2 value(w[c]) q[c], an int32
+ *             acc[j] = fma((float)T[h] * u, scale, acc[j]), j = 4 (b % 2) + 2 (b / 2 % 2) + h,
+ *           blocks b ascending from acc = +0; those behind the last one, up to a multiple of four,
+ *           have T = 0, u = 1 and scale = 1 (no scale: 1 everywhere). Then acc[j] += acc[j + 4]
+ *           (j < 4), += acc[j + 2] (j < 2), acc[0] + acc[1].
  *   shapes  x [n_tokens][cols], rows x_stride floats apart; y [n_tokens][row_end - row_begin],
  *           rows y_stride floats apart; w any tamis_matrix dtype, I8 and I4 included
  *   scratch TAMIS_LINEAR_SCRATCH(cols) floats, 64-byte aligned, private to the thread
- *   class   ordered. A NaN weight or scale gives NaN.
+ *   class   ordered. A NaN weight or scale gives NaN; in blocks also an infinity or NaN among the
+ *           32 inputs of a block does, whatever the weights.
  */
 #define TAMIS_KERNEL_linear(F)                                                                 \
     void F(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t n_tokens,     \

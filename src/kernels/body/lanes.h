@@ -1,4 +1,5 @@
-/* lanes16 and small loops shared by the portable kernels and the bodies compiled per level. */
+/* lanes16, quads16 and small loops shared by the portable kernels and the bodies compiled per
+ * level. */
 #ifndef TAMIS_KERNELS_LANES_H
 #define TAMIS_KERNELS_LANES_H
 
@@ -45,6 +46,22 @@ static inline void tamis_lanes_dot(float acc[TAMIS_LANES], const float *a, const
     }
     for (int i = 0; i < TAMIS_LANES; i++)
         acc[i] = fmaf(a_pad[i], b_pad[i], acc[i]);
+}
+
+/* acc[k / 4 % 16] = fma(a[k], b[k], acc[k / 4 % 16]) over n terms and zeros up to 64. */
+static inline void tamis_quads_dot(float acc[TAMIS_LANES], const float *a, const float *b,
+                                   int64_t n)
+{
+    enum { GROUP = 4 * TAMIS_LANES };
+    for (int64_t k = 0; k < n; k += GROUP) {
+        float a_pad[GROUP] = {0}, b_pad[GROUP] = {0};
+        const size_t bytes = (size_t)(n - k < GROUP ? n - k : GROUP) * sizeof(float);
+        memcpy(a_pad, a + k, bytes);
+        memcpy(b_pad, b + k, bytes);
+        for (int j = 0; j < 4; j++)
+            for (int i = 0; i < TAMIS_LANES; i++)
+                acc[i] = fmaf(a_pad[4 * i + j], b_pad[4 * i + j], acc[i]);
+    }
 }
 
 /* IEEE square root without the errno call that sqrtf may bring. */

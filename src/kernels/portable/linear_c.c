@@ -1,5 +1,6 @@
 /*
- * Linear layers, portable: a weight row is expanded to f32 once and multiplied with all tokens.
+ * Linear layers, portable: a weight row is expanded to f32 once and multiplied with all tokens;
+ * FP4 rows in blocks are multiplied as integers.
  */
 #include "kernels/body/lanes.h"
 #include "kernels/formats.h"
@@ -52,14 +53,60 @@ TAMIS_KERNEL_expand_row(tamis_expand_row_c)
     expand_span(dst, w, row, 0, w->cols);
 }
 
+/* ---------------------------------------------------------------- FP4 in integers */
+
+/* T of one block of n columns. */
+static void block_sums(int32_t sum[2], const uint8_t *codes, const float *x, int n,
+                       uint32_t amax_bits)
+{
+    sum[0] = sum[1] = 0;
+    for (int c = 0; c < n; c++) {
+        const float value = tamis_f4_e2m1_to_f32((uint8_t)(codes[c / 2] >> (c % 2 * 4)));
+        sum[c / 8 % 2] += (int32_t)(2 * value) * tamis_fixed_round(x[c], amax_bits);
+    }
+}
+
+/* The blocks of one row times one token. */
+static float row_in_blocks(const tamis_matrix *w, int64_t r, const float *x)
+{
+    enum { BLOCK = 32 };
+    const uint8_t *codes = tamis_weight_row(w, r);
+    const int64_t n_blocks = (w->cols + BLOCK - 1) / BLOCK;
+    float acc[8] = {0};
+    for (int64_t b = 0; b < (n_blocks + 3) / 4 * 4; b++) {
+        const int64_t begin = b * BLOCK, left = w->cols - begin;
+        const int n = (int)(left > BLOCK ? BLOCK : left > 0 ? left : 0);
+        const bool has_scale = w->scale != NULL && n > 0;
+        const uint32_t amax = n > 0 ? tamis_amax_bits(x + begin, n) : 0;
+        const float unit = n > 0 ? tamis_fixed_unit(amax) : 1.0f;
+        const float scale =
+            has_scale ? tamis_scale_decode(w, tamis_scale_row(w, r), begin / w->block_cols) : 1.0f;
+        int32_t sum[2];
+        block_sums(sum, codes + begin / 2, x + begin, n, amax);
+        for (int h = 0; h < 2; h++) {
+            float *to = &acc[4 * (b % 2) + 2 * (b / 2 % 2) + h];
+            *to = fmaf((float)sum[h] * unit, scale, *to);
+        }
+    }
+    for (int n = 4; n > 0; n /= 2)
+        for (int j = 0; j < n; j++)
+            acc[j] += acc[j + n];
+    return acc[0];
+}
+
+/* ---------------------------------------------------------------- kernels */
+
 TAMIS_KERNEL_linear(tamis_linear_c)
 {
+    const bool in_blocks = tamis_f4_in_blocks(w);
     for (int64_t r = row_begin; r < row_end; r++) {
-        tamis_expand_row_c(scratch, w, r);
+        if (!in_blocks)
+            tamis_expand_row_c(scratch, w, r);
         for (int64_t t = 0; t < n_tokens; t++) {
-            float acc[TAMIS_LANES] = {0};
-            tamis_lanes_dot(acc, scratch, x + t * x_stride, w->cols);
-            y[t * y_stride + r - row_begin] = tamis_lanes_sum(acc);
+            float acc[TAMIS_LANES] = {0}, *to = y + t * y_stride + r - row_begin;
+            if (!in_blocks)
+                tamis_quads_dot(acc, scratch, x + t * x_stride, w->cols);
+            *to = in_blocks ? row_in_blocks(w, r, x + t * x_stride) : tamis_lanes_sum(acc);
         }
     }
 }

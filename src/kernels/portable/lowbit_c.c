@@ -8,20 +8,9 @@ TAMIS_KERNEL_round_bf16(tamis_round_bf16_c)
         x[i] = tamis_bf16_to_f32(tamis_f32_to_bf16(x[i]));
 }
 
-/* Bits of the largest magnitude. */
-static uint32_t max_bits(const float *x, int64_t n)
-{
-    uint32_t max = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t bits = tamis_bits_of(x[i]) & 0x7fffffffu;
-        max = bits > max ? bits : max;
-    }
-    return max;
-}
-
 static float group_scale(tamis_scale_rule rule, tamis_dtype dtype, const float *x, int64_t n)
 {
-    return tamis_group_scale(rule, dtype, max_bits(x, n));
+    return tamis_group_scale(rule, dtype, tamis_amax_bits(x, n));
 }
 
 static float clamp(float x, float limit)
