@@ -6,7 +6,7 @@
  * - Codes, scales, cache rows, integer sums and everything that follows from them by single f32,
  *   FP16 or BF16 steps: bit for bit.
  * - Sums in f32: |seen - value| <= error, where the error is 2^-24 times the sum of the magnitudes
- *   of all partial sums, in the order of docs/numerics.md (lanes16, chain), plus the error of the
+ *   of all partial sums, in the order of docs/numerics.md (lanes16, quads16, chain), plus the error of the
  *   terms. Other f32 steps: 2^-24 each, functions as docs/numerics.md states them.
  * - Such a value rounded to BF16: what the engine holds lies between bf16(value - error) and
  *   bf16(value + error). Nearly always the two are the same number; where a border of the rounding
@@ -73,6 +73,7 @@ void profile_count(profile_case *c, const char *stage, bool is_open);
 
 /* Dot products in the order of the kernels. */
 profile_value profile_lanes16(const double *a, const double *b, int64_t n);
+profile_value profile_quads16(const double *a, const double *b, int64_t n);
 profile_value profile_chain(const double *a, const double *b, int64_t n);
 /* out[i] = x[i] weight[i] / sqrt(mean of squares + eps), not rounded. */
 void profile_rmsnorm(profile_value *out, const float *x, const float *weight, int64_t n,

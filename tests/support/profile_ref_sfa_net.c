@@ -151,7 +151,7 @@ static void check_router(profile_net *p, const tamis_moe_weights *w)
         for (int32_t i = 0; i < hidden; i++)
             x[i] = (double)p->ffn_in[t * hidden + i];
         for (int32_t e = 0; e < n; e++) {
-            const profile_value logit = profile_lanes16(gate + (int64_t)e * hidden, x, hidden);
+            const profile_value logit = profile_quads16(gate + (int64_t)e * hidden, x, hidden);
             const double v = oracle_sigmoid(logit.v);
             profile_expect_f32(p->c, "router scores", t, e, score[e],
                                (profile_value){v, logit.e / 4 + 6 * v * U});

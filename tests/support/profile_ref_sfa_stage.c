@@ -144,21 +144,16 @@ void profile_count(profile_case *c, const char *stage, bool is_open)
 
 /* ---------------------------------------------------------------- sums, norms, rotations */
 
-/* n terms on n of the 16 accumulators. */
-static inline void add_group(double *acc, double *sizes, const double *a, const double *b, int n)
-{
-    for (int i = 0; i < n; i++) {
-        acc[i] += a[i] * b[i];
-        sizes[i] += fabs(acc[i]);
-    }
-}
-
-profile_value profile_lanes16(const double *a, const double *b, int64_t n)
+/* 16 accumulators; `run` terms in a row go to one. */
+static profile_value lanes(const double *a, const double *b, int64_t n, int run)
 {
     double acc[16] = {0}, sizes[16] = {0}, partials = 0;
-    for (int64_t first = 0; first + 16 <= n; first += 16)
-        add_group(acc, sizes, a + first, b + first, 16);
-    add_group(acc, sizes, a + n / 16 * 16, b + n / 16 * 16, (int)(n % 16));
+    for (int64_t first = 0; first < n; first += 16 * run)
+        for (int i = 0; i < 16; i++)
+            for (int64_t k = first + i * run; k < first + (i + 1) * run && k < n; k++) {
+                acc[i] += a[k] * b[k];
+                sizes[i] += fabs(acc[i]);
+            }
     for (int i = 0; i < 16; i++)
         partials += sizes[i];
     for (int step = 8; step > 0; step /= 2)
@@ -167,6 +162,16 @@ profile_value profile_lanes16(const double *a, const double *b, int64_t n)
             partials += fabs(acc[i]);
         }
     return (profile_value){acc[0], partials * U};
+}
+
+profile_value profile_lanes16(const double *a, const double *b, int64_t n)
+{
+    return lanes(a, b, n, 1);
+}
+
+profile_value profile_quads16(const double *a, const double *b, int64_t n)
+{
+    return lanes(a, b, n, 4);
 }
 
 profile_value profile_chain(const double *a, const double *b, int64_t n)
@@ -321,9 +326,9 @@ static void check_token(profile_case *c, const char *stage, const profile_linear
             profile_expect_same(c, stage, token, i, (double)y[i],
                                 lowbit_bf16(integer_row(job->w, r, row, codes, scale)));
         else if (job->flags & PROFILE_KEEP_OUTPUT)
-            profile_expect_f32(c, stage, token, i, y[i], profile_lanes16(row, codes, cols));
+            profile_expect_f32(c, stage, token, i, y[i], profile_quads16(row, codes, cols));
         else
-            profile_expect_bf16(c, stage, token, i, y[i], profile_lanes16(row, codes, cols));
+            profile_expect_bf16(c, stage, token, i, y[i], profile_quads16(row, codes, cols));
     }
     free(codes);
 }

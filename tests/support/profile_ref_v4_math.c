@@ -88,10 +88,10 @@ pv4_span *pv4_numbers(const float *x, int64_t n)
     return out;
 }
 
-/* Roundings of a sum of n terms on 16 lanes. */
+/* Roundings of a sum of n terms on 16 lanes, by ones or by fours. */
 static double lane_roundings(int64_t n)
 {
-    return (double)((n + 15) / 16 + 4);
+    return (double)((n + 63) / 64 * 4 + 4);
 }
 
 /* ---------------------------------------------------------------- norms, rotation, Hadamard */
