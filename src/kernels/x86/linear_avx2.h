@@ -3,6 +3,7 @@
 #ifndef TAMIS_KERNELS_LINEAR_AVX2_H
 #define TAMIS_KERNELS_LINEAR_AVX2_H
 
+#include "kernels/x86/planes_avx2.h"
 #include "kernels/x86/weights_avx2.h"
 
 /* Weights decoded in registers, n_tokens <= FUSED_TOKENS, matrices that weights_can_fuse. */
@@ -49,16 +50,21 @@ static TAMIS_ALWAYS_INLINE void group_ahead_fetch(const group_ahead *ahead, int 
             _mm_prefetch(at + 64 * i, _MM_HINT_T1);
 }
 
-/* acc += the columns from `begin`, a multiple of 16, to the end of the row. */
+/* acc += the columns from `begin`, a multiple of 64, to the end of the row; x is in plane order. */
 static inline v16 row_rest(v16 acc, const tamis_matrix *w, int64_t row, int64_t begin,
                            const float *x)
 {
-    for (int64_t c = begin; c < w->cols; c += TAMIS_LANES) {
-        const int64_t n = w->cols - c < TAMIS_LANES ? w->cols - c : TAMIS_LANES;
-        _Alignas(32) float value[TAMIS_LANES] = {0};
+    for (int64_t c = begin; c < w->cols; c += QUADS_COLS) {
+        _Alignas(32) float value[QUADS_COLS];
+        const int64_t n = w->cols - c < QUADS_COLS ? w->cols - c : QUADS_COLS;
         tamis_expand_span_avx2(value, w, row, c, c + n);
-        acc = v16_fma(v16_load(value), n < TAMIS_LANES ? v16_load_first(x + c, n) : v16_load(x + c),
-                      acc);
+        planes_order(value, value, n);
+        for (int b = 0; b < 4; b++) {
+            const float *at = value + 8 * b, *in = x + c + 8 * b;
+            acc.lo = _mm256_fmadd_ps(_mm256_load_ps(at), _mm256_loadu_ps(in), acc.lo);
+            acc.hi = _mm256_fmadd_ps(_mm256_load_ps(at + PLANE_COLS),
+                                     _mm256_loadu_ps(in + PLANE_COLS), acc.hi);
+        }
     }
     return acc;
 }

@@ -16,15 +16,17 @@ typedef struct row_stage {
     _Alignas(64) uint8_t byte[PANEL_ROWS][STAGE_BYTES + 64];
 } row_stage;
 
-/* Where a panel goes: value of (column 16 * step + lane, row) at [lane][step][row]. */
+/* Where a panel goes: [lane][step][row]. */
 typedef struct panel {
     float *to;
     int64_t lane_stride;
 } panel;
 
-static TAMIS_ALWAYS_INLINE float *place(const panel *p, int64_t lane, int64_t step)
+/* Of column c, the first of four that lie one behind the other. */
+static TAMIS_ALWAYS_INLINE float *place(const panel *p, int64_t c)
 {
-    return p->to + lane * p->lane_stride + step * PANEL_ROWS;
+    const int64_t lane = c / LANE_COLS % TAMIS_LANES;
+    return p->to + lane * p->lane_stride + c / (LANE_COLS * TAMIS_LANES) * LANE_COLS * PANEL_ROWS;
 }
 
 static TAMIS_ALWAYS_INLINE void put(float *to, __m256 lo, __m256 hi)
@@ -43,37 +45,36 @@ static TAMIS_ALWAYS_INLINE __m256i load_pair(const row_stage *s, int a, int b, i
 
 /* ---------------------------------------------------------------- F32, BF16 */
 
-/* 4 columns of 8 rows at a time, rows i and 4 + i in one register. */
-static void pack_f32(const panel *p, int64_t step, int64_t n_steps, const row_stage *in)
+/* 4 columns of 8 rows at a time, rows i and 4 + i in one register; c is a multiple of 16, as n is.
+ */
+static void pack_f32(const panel *p, int64_t c, int64_t n, const row_stage *in)
 {
-    for (int64_t i = 0; i < 8 * n_steps; i++) {
-        const int64_t s = i / 8, quarter = i / 2 % 4, at = 64 * s + 16 * quarter;
-        const int row = (int)(i % 2 * 8);
-        __m256 v[4], a[4];
-        for (int r = 0; r < 4; r++)
-            v[r] = _mm256_castsi256_ps(load_pair(in, row + r, row + 4 + r, at));
-        for (int r = 0; r < 2; r++) {
-            a[2 * r] = _mm256_unpacklo_ps(v[2 * r], v[2 * r + 1]);
-            a[2 * r + 1] = _mm256_unpackhi_ps(v[2 * r], v[2 * r + 1]);
+    for (int64_t i = 0; i < n; i += LANE_COLS)
+        for (int row = 0; row < PANEL_ROWS; row += 8) {
+            __m256 v[4], a[4];
+            for (int r = 0; r < 4; r++)
+                v[r] = _mm256_castsi256_ps(load_pair(in, row + r, row + 4 + r, 4 * i));
+            for (int r = 0; r < 2; r++) {
+                a[2 * r] = _mm256_unpacklo_ps(v[2 * r], v[2 * r + 1]);
+                a[2 * r + 1] = _mm256_unpackhi_ps(v[2 * r], v[2 * r + 1]);
+            }
+            float *to = place(p, c + i) + row;
+            _mm256_store_ps(to, _mm256_shuffle_ps(a[0], a[2], 0x44));
+            _mm256_store_ps(to + PANEL_ROWS, _mm256_shuffle_ps(a[0], a[2], 0xee));
+            _mm256_store_ps(to + 2 * PANEL_ROWS, _mm256_shuffle_ps(a[1], a[3], 0x44));
+            _mm256_store_ps(to + 3 * PANEL_ROWS, _mm256_shuffle_ps(a[1], a[3], 0xee));
         }
-        float *to = place(p, 4 * quarter, step + s) + row;
-        _mm256_store_ps(to, _mm256_shuffle_ps(a[0], a[2], 0x44));
-        _mm256_store_ps(to + p->lane_stride, _mm256_shuffle_ps(a[0], a[2], 0xee));
-        _mm256_store_ps(to + 2 * p->lane_stride, _mm256_shuffle_ps(a[1], a[3], 0x44));
-        _mm256_store_ps(to + 3 * p->lane_stride, _mm256_shuffle_ps(a[1], a[3], 0xee));
-    }
 }
 
 /*
  * 8 columns of 16 rows at a time. Rows are paired so that the last unpacking, with zeros below the
  * 16 bits, finds rows 0-7 and 8-15 in order.
  */
-static void pack_bf16(const panel *p, int64_t step, int64_t n_steps, const row_stage *in)
+static void pack_bf16(const panel *p, int64_t first, int64_t n, const row_stage *in)
 {
     const __m256i zero = _mm256_setzero_si256();
-    for (int64_t i = 0; i < 2 * n_steps; i++) {
-        const int64_t at = 16 * i;
-        float *to = place(p, i % 2 * 8, step + i / 2);
+    for (int64_t i = 0; i < n; i += 8) {
+        const int64_t at = 2 * i;
         __m256i v[8], a[8];
         for (int r = 0; r < 4; r++) {
             v[r] = load_pair(in, r, r + 4, at);
@@ -90,18 +91,18 @@ static void pack_bf16(const panel *p, int64_t step, int64_t n_steps, const row_s
         }
         for (int c = 0; c < 4; c++) {
             const int k = c / 2 * 4 + c % 2;
+            float *to = place(p, first + i + c / 2 * 4) + c % 2 * 2 * PANEL_ROWS;
             const __m256i even = _mm256_unpacklo_epi64(v[k], v[k + 2]);
             const __m256i odd = _mm256_unpackhi_epi64(v[k], v[k + 2]);
-            put(to + 2 * c * p->lane_stride, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, even)),
+            put(to, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, even)),
                 _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, even)));
-            put(to + (2 * c + 1) * p->lane_stride,
-                _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, odd)),
+            put(to + PANEL_ROWS, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, odd)),
                 _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, odd)));
         }
     }
 }
 
-/* ---------------------------------------------------------------- FP8, FP4 */
+/* ---------------------------------------------------------------- FP8 */
 
 /* v[k]: bytes 2 k and 2 k + 1 behind `at`, rows 0-7 in the low half and 8-15 in the high one. */
 static TAMIS_ALWAYS_INLINE void transpose_bytes(__m256i v[8], const row_stage *in, int64_t at)
@@ -139,47 +140,19 @@ static TAMIS_ALWAYS_INLINE __m256i e4m3_words_to_halves(__m256i top)
     return _mm256_or_si256(h, nan);
 }
 
-/* Steps from `first` of the stage on; `step` is the panel's step of stage step 0. */
-static void pack_e4m3(const panel *p, int64_t step, int64_t first, int64_t end, const row_stage *in,
+/* Columns c + begin to c + end, 16 at a time; the stage starts with column c. */
+static void pack_e4m3(const panel *p, int64_t c, int64_t begin, int64_t end, const row_stage *in,
                       v16 factor)
 {
     const __m256i zero = _mm256_setzero_si256();
-    for (int64_t s = first; s < end; s++) {
-        float *to = place(p, 0, step + s);
+    for (int64_t at = begin; at < end; at += TAMIS_LANES) {
         __m256i v[8];
-        transpose_bytes(v, in, 16 * s);
-        for (int i = 0; i < 8; i++, to += 2 * p->lane_stride) {
-            put_halves(to, e4m3_words_to_halves(_mm256_unpacklo_epi8(zero, v[i])), factor);
-            put_halves(to + p->lane_stride, e4m3_words_to_halves(_mm256_unpackhi_epi8(zero, v[i])),
-                       factor);
-        }
-    }
-}
-
-/*
- * Two steps at a time. The upper byte of a value in binary16 is all of it: a table of 16 bytes
- * decodes, signs of zeros included.
- */
-static void pack_e2m1(const panel *p, int64_t step, int64_t first, int64_t end, const row_stage *in,
-                      v16 factor)
-{
-    static const uint8_t top[16] = {0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46,
-                                    0x80, 0xb8, 0xbc, 0xbe, 0xc0, 0xc2, 0xc4, 0xc6};
-    const __m256i table =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)top));
-    const __m256i zero = _mm256_setzero_si256(), low = _mm256_set1_epi8(15);
-    for (int64_t s = first; s < end; s += 2) {
-        __m256i v[8];
-        transpose_bytes(v, in, 8 * s);
+        transpose_bytes(v, in, at);
         for (int i = 0; i < 8; i++) {
-            float *to = place(p, i % 4 * 4, step + s + i / 4);
-            const __m256i even = _mm256_shuffle_epi8(table, _mm256_and_si256(v[i], low));
-            const __m256i odd =
-                _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(v[i], 4), low));
-            put_halves(to, _mm256_unpacklo_epi8(zero, even), factor);
-            put_halves(to + p->lane_stride, _mm256_unpacklo_epi8(zero, odd), factor);
-            put_halves(to + 2 * p->lane_stride, _mm256_unpackhi_epi8(zero, even), factor);
-            put_halves(to + 3 * p->lane_stride, _mm256_unpackhi_epi8(zero, odd), factor);
+            float *to = place(p, c + at + i / 2 * 4) + i % 2 * 2 * PANEL_ROWS;
+            put_halves(to, e4m3_words_to_halves(_mm256_unpacklo_epi8(zero, v[i])), factor);
+            put_halves(to + PANEL_ROWS, e4m3_words_to_halves(_mm256_unpackhi_epi8(zero, v[i])),
+                       factor);
         }
     }
 }
@@ -204,76 +177,69 @@ static void stage_rows(row_stage *to, const row_set *set, int64_t at, int64_t n)
     }
 }
 
-/* Factors of the scale block of column c; FP8's take its 2^8 with them, see block_factor. false:
- * one of them overflows. */
+/* Factors of FP8 in the scale block of column c, with its 2^8, see block_factor. false: one of them
+ * overflows. */
 static bool row_factors(v16 *factor, const row_set *set, int64_t c)
 {
     const tamis_matrix *w = set->w;
-    const float times = w->dtype == TAMIS_DTYPE_F8_E4M3 ? 256.0f : 1.0f;
     float value[PANEL_ROWS];
     bool fits = true;
     for (int r = 0; r < PANEL_ROWS; r++) {
         const float scale =
             w->scale ? tamis_scale_decode(w, tamis_scale_row(w, set->row[r]), c / w->block_cols)
                      : 1.0f;
-        fits &= times == 1.0f || fabsf(scale) < 0x1p+119f;
-        value[r] = scale * times;
+        fits &= fabsf(scale) < 0x1p+119f;
+        value[r] = scale * 256.0f;
     }
     *factor = v16_load(value);
     return fits;
 }
 
-/* Steps [step, step + n) of FP8 or FP4, staged. false: a scale is too large to fold. */
-static bool pack_scaled(const panel *p, int64_t step, int64_t n, const row_set *set,
+/* Columns [c, c + n) of FP8, staged. false: a scale is too large to fold. */
+static bool pack_scaled(const panel *p, int64_t c, int64_t n, const row_set *set,
                         const row_stage *in)
 {
     const tamis_matrix *w = set->w;
     v16 factor;
-    for (int64_t s = 0, end; s < n; s = end) {
+    for (int64_t begin = 0, end; begin < n; begin = end) {
         end = n;
         if (w->scale) {
-            const int64_t block_steps = w->block_cols / TAMIS_LANES;
-            const int64_t edge = ((step + s) / block_steps + 1) * block_steps - step;
+            const int64_t edge = ((c + begin) / w->block_cols + 1) * w->block_cols - c;
             end = edge < n ? edge : n;
         }
-        if (!row_factors(&factor, set, (step + s) * TAMIS_LANES))
+        if (!row_factors(&factor, set, c + begin))
             return false;
-        if (w->dtype == TAMIS_DTYPE_F8_E4M3)
-            pack_e4m3(p, step, s, end, in, factor);
-        else
-            pack_e2m1(p, step, s, end, in, factor);
+        pack_e4m3(p, c, begin, end, in, factor);
     }
     return true;
 }
 
-/* Steps that packing before decoding can take: pairs of them for FP4, whole scale blocks. */
-static int64_t narrow_steps(const tamis_matrix *w)
+/* Columns that packing before decoding can take: 16 at a time, whole scale blocks. */
+static int64_t narrow_cols(const tamis_matrix *w)
 {
-    const int64_t unit = w->dtype == TAMIS_DTYPE_F4_E2M1 ? 2 : 1;
-    const bool scales = w->dtype == TAMIS_DTYPE_F8_E4M3 || w->dtype == TAMIS_DTYPE_F4_E2M1;
+    const bool scales = w->dtype == TAMIS_DTYPE_F8_E4M3;
     if (!scales && w->dtype != TAMIS_DTYPE_F32 && w->dtype != TAMIS_DTYPE_BF16)
         return 0;
-    if (w->scale && (!scales || w->block_cols % (unit * TAMIS_LANES) != 0))
+    if (w->scale && (!scales || w->block_cols % TAMIS_LANES != 0))
         return 0;
-    return w->cols / TAMIS_LANES / unit * unit;
+    return w->cols / TAMIS_LANES * TAMIS_LANES;
 }
 
-/* Returns the number of steps done. */
+/* Returns the number of columns done. */
 static int64_t pack_narrow(const panel *p, const row_set *set)
 {
     const tamis_matrix *w = set->w;
-    const int64_t step_bytes = TAMIS_LANES * tamis_dtype_bits(w->dtype) / 8;
-    const int64_t stage_steps = STAGE_BYTES / step_bytes, all = narrow_steps(w);
+    const int64_t all = narrow_cols(w), col_bytes = tamis_dtype_bits(w->dtype) / 8;
     row_stage stage;
-    for (int64_t s = 0; s < all; s += stage_steps) {
-        const int64_t n = all - s < stage_steps ? all - s : stage_steps;
-        stage_rows(&stage, set, s * step_bytes, n * step_bytes);
+    for (int64_t c = 0, n; c < all; c += n) {
+        n = all - c < STAGE_BYTES / col_bytes ? all - c : STAGE_BYTES / col_bytes;
+        stage_rows(&stage, set, c * col_bytes, n * col_bytes);
         if (w->dtype == TAMIS_DTYPE_F32)
-            pack_f32(p, s, n, &stage);
+            pack_f32(p, c, n, &stage);
         else if (w->dtype == TAMIS_DTYPE_BF16)
-            pack_bf16(p, s, n, &stage);
-        else if (!pack_scaled(p, s, n, set, &stage))
-            return s;
+            pack_bf16(p, c, n, &stage);
+        else if (!pack_scaled(p, c, n, set, &stage))
+            return c;
     }
     return all;
 }
@@ -283,17 +249,19 @@ static void pack_expanded(const panel *p, const row_set *set, int64_t begin)
 {
     enum { STAGE_COLS = STAGE_BYTES / sizeof(float) };
     const tamis_matrix *w = set->w;
+    const int64_t all = panel_steps(w->cols) * TAMIS_LANES;
     row_stage stage;
-    for (; begin < w->cols; begin += STAGE_COLS) {
-        const int64_t end = w->cols - begin < STAGE_COLS ? w->cols : begin + STAGE_COLS;
-        const int64_t n_steps = (end - begin + TAMIS_LANES - 1) / TAMIS_LANES;
+    for (int64_t c = begin, n; c < all; c += n) {
+        const int64_t end = w->cols - c < STAGE_COLS ? w->cols : c + STAGE_COLS;
+        n = all - c < STAGE_COLS ? all - c : STAGE_COLS;
         for (int r = 0; r < PANEL_ROWS; r++) {
             float *to = (float *)(void *)stage.byte[r];
-            tamis_expand_span_avx2(to, w, set->row[r], begin, end);
-            for (int64_t c = end - begin; c < n_steps * TAMIS_LANES; c++)
-                to[c] = 0.0f;
+            if (c < end)
+                tamis_expand_span_avx2(to, w, set->row[r], c, end);
+            for (int64_t i = c < end ? end - c : 0; i < n; i++)
+                to[i] = 0.0f;
         }
-        pack_f32(p, begin / TAMIS_LANES, n_steps, &stage);
+        pack_f32(p, c, n, &stage);
     }
 }
 
@@ -304,6 +272,6 @@ void tamis_linear_pack_rows_avx2(float *to, int64_t lane_stride, const tamis_mat
     row_set set = {.w = w};
     for (int64_t r = 0; r < PANEL_ROWS; r++)
         set.row[r] = row + (r < n_rows ? r : n_rows - 1);
-    pack_expanded(&p, &set, pack_narrow(&p, &set) * TAMIS_LANES);
+    pack_expanded(&p, &set, pack_narrow(&p, &set));
 }
 #endif

@@ -1,11 +1,11 @@
 /*
  * Linear layers of many tokens as a matrix product, AVX2.
  *
- * An output's sum runs on 16 lanes: column k on lane k % 16, the lanes added at the end. So a lane
- * is a matrix product of its own, over every 16th column, whose outputs are one ascending chain
- * each, and it may be formed as such products are: from panels of 16 rows and of up to 6 tokens
- * that lie as they are read, 12 accumulators [token][16 rows], one column after the other. Sixteen
- * such products and their sum give the very bits of the lanes16 order.
+ * An output's sum runs on 16 lanes: column k on lane k / 4 % 16, the lanes added at the end. So a
+ * lane is a matrix product of its own, over four columns of every 64, whose outputs are one
+ * ascending chain each, and it may be formed as such products are: from panels of 16 rows and of up
+ * to 6 tokens that lie as they are read, 12 accumulators [token][16 rows], one column after the
+ * other. Sixteen such products and their sum give the very bits of the quads16 order.
  *
  * The lanes go in the order of the tree's leaves, 0 8 4 12 2 10 6 14 1 9 ...: the sum of two lanes,
  * four, eight waits in a level of its own until its neighbour is complete.
@@ -86,11 +86,11 @@ static TAMIS_ALWAYS_INLINE void transpose_8(__m256 v[8])
 }
 
 /*
- * 8 lanes of one step of n tokens. A store writes 8 floats of which n count; the next one, or the
- * pad behind a lane, takes the rest.
+ * 8 columns of n tokens: 4 steps of two lanes. A store writes 8 floats of which n count; the next
+ * one, or the pad behind a lane, takes the rest.
  */
-static TAMIS_ALWAYS_INLINE void pack_step(int n, float *to, int64_t lane_stride, const float *x,
-                                          int64_t x_stride, int64_t cols)
+static TAMIS_ALWAYS_INLINE void pack_columns(int n, float *to, int64_t lane_stride, const float *x,
+                                             int64_t x_stride, int64_t cols)
 {
     __m256 v[8];
     for (int t = 0; t < 8; t++)
@@ -98,17 +98,17 @@ static TAMIS_ALWAYS_INLINE void pack_step(int n, float *to, int64_t lane_stride,
                : cols >= 8 ? _mm256_loadu_ps(x + t * x_stride)
                            : _mm256_maskload_ps(x + t * x_stride, first_lanes(cols));
     transpose_8(v);
-    for (int lane = 0; lane < 8; lane++)
-        _mm256_storeu_ps(to + lane * lane_stride, v[lane]);
+    for (int i = 0; i < 8; i++)
+        _mm256_storeu_ps(to + i / 4 * lane_stride + i % 4 * n, v[i]);
 }
 
 static TAMIS_ALWAYS_INLINE void pack_panel(const product *p, int n, float *to, const float *x,
                                            int64_t x_stride, int64_t cols)
 {
-    for (int64_t s = 0; s < p->n_steps; s++)
-        for (int half = 0; half < 2; half++) {
-            const int64_t c = s * TAMIS_LANES + 8 * half;
-            pack_step(n, to + s * n + 8 * half * p->x_lane, p->x_lane, x + c, x_stride, cols - c);
+    for (int64_t s = 0; s < p->n_steps; s += LANE_COLS)
+        for (int lane = 0; lane < TAMIS_LANES; lane += 2) {
+            const int64_t c = s * TAMIS_LANES + lane * LANE_COLS;
+            pack_columns(n, to + s * n + lane * p->x_lane, p->x_lane, x + c, x_stride, cols - c);
         }
 }
 
@@ -242,7 +242,7 @@ TAMIS_KERNEL_linear(tamis_linear_panels_avx2)
 {
     const int64_t largest = (int64_t)TAMIS_LINEAR_TOKENS(w->cols);
     const int64_t n_blocks = (n_tokens + largest - 1) / largest;
-    product p = {.n_steps = (w->cols + TAMIS_LANES - 1) / TAMIS_LANES};
+    product p = {.n_steps = panel_steps(w->cols)};
     p.w = scratch;
     p.w_lane = p.n_steps * PANEL_ROWS + LANE_PAD;
     p.sums = p.w + TAMIS_LANES * p.w_lane;

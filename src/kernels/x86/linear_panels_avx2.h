@@ -10,10 +10,18 @@ TAMIS_KERNEL_linear(tamis_linear_panels_avx2);
 
 /* Rows of a panel of weights. */
 #define PANEL_ROWS 16
+/* Neighbouring columns of a lane; column c is step c / 64 * 4 + c % 4 of lane c / 4 % 16. */
+#define LANE_COLS 4
+/* Columns of a lane. */
+static inline int64_t panel_steps(int64_t cols)
+{
+    enum { GROUP = LANE_COLS * TAMIS_LANES };
+    return (cols + GROUP - 1) / GROUP * LANE_COLS;
+}
 /*
  * A panel of f32 out of n_rows <= PANEL_ROWS rows of w from `row` on, the last one repeated:
- * to[lane * lane_stride + step * PANEL_ROWS + r] is column 16 * step + lane of row r, zero behind
- * the last column. `to` is 32-byte aligned, lane_stride a multiple of 8.
+ * to[lane * lane_stride + step * PANEL_ROWS + r] is that column of row r, zero behind the last one.
+ * `to` is 32-byte aligned, lane_stride a multiple of 8.
  */
 void tamis_linear_pack_rows_avx2(float *to, int64_t lane_stride, const tamis_matrix *w, int64_t row,
                                  int64_t n_rows);
