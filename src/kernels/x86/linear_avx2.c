@@ -1,7 +1,7 @@
 /*
- * Linear layers, AVX2: which path a call takes. Few tokens are bound by the stream of weights
- * (linear_few_avx2.c, linear_nibbles_avx2.c), many by arithmetic (linear_many_avx2.c); all give the
- * same bits.
+ * Linear layers, AVX2: which path a call takes. FP4 in blocks is summed in integers
+ * (linear_f4_avx2.c). Of the others few tokens are bound by the stream of weights
+ * (linear_few_avx2.c), many by arithmetic (linear_many_avx2.c); both give the same bits.
  */
 #ifdef TAMIS_HAVE_AVX2
 #include "kernels/x86/linear_avx2.h"
@@ -9,11 +9,10 @@
 
 TAMIS_KERNEL_linear(tamis_linear_avx2)
 {
-    if (n_tokens > FUSED_TOKENS || !weights_can_fuse(w))
+    if (tamis_f4_in_blocks(w))
+        tamis_linear_f4_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
+    else if (n_tokens > FUSED_TOKENS || !weights_can_fuse(w))
         tamis_linear_many_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
-    else if (nibbles_can_pair(w))
-        tamis_linear_nibbles_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end,
-                                  scratch);
     else
         tamis_linear_few_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
 }

@@ -8,17 +8,10 @@
 
 /* Weights decoded in registers, n_tokens <= FUSED_TOKENS, matrices that weights_can_fuse. */
 TAMIS_KERNEL_linear(tamis_linear_few_avx2);
-/* The same for matrices that nibbles_can_pair: two rows side by side in a register. */
-TAMIS_KERNEL_linear(tamis_linear_nibbles_avx2);
+/* FP4 in blocks (tamis_f4_in_blocks): sums in integers, any number of tokens. */
+TAMIS_KERNEL_linear(tamis_linear_f4_avx2);
 /* Rows expanded to f32 first: any matrix, any number of tokens. */
 TAMIS_KERNEL_linear(tamis_linear_many_avx2);
-
-/* F4_E2M1 with an E8M0 scale for every 32 columns of a row. */
-static inline bool nibbles_can_pair(const tamis_matrix *w)
-{
-    return w->dtype == TAMIS_DTYPE_F4_E2M1 && w->scale && w->scale_dtype == TAMIS_DTYPE_F8_E8M0 &&
-           w->block_cols == 32;
-}
 
 /*
  * Rows are read a group at a time, side by side, and the group behind it is asked for in the order
