@@ -214,14 +214,15 @@ typedef enum tamis_attn_fold {
  *   l' = fma(l, a, chain of l + p from +0); o' = chain of fma(bf16(p), row, o) from o * a.
  *   shapes  q panels as pack_heads; rows: n_rows (1..TAMIS_ATTN_CHUNK) pointers to rows of that
  *           format (read as unpack_row does), head_dim values; m, l [n_heads];
- *           o [n_heads][o_stride >= value_dim]
+ *           o [n_heads][o_stride >= value_dim]; ahead: n_ahead (0..TAMIS_ATTN_CHUNK) pointers to
+ *           rows that the next call will read, which a level may bring towards the caches
  *   scratch TAMIS_ATTN_SCRATCH floats, 64-byte aligned. class ordered.
  */
 #define TAMIS_KERNEL_attn_chunk(F)                                                           \
     void F(float *m, float *l, float *o, int64_t o_stride, const float *q_panels,            \
            int64_t n_heads, int64_t head_dim, int64_t value_dim, const void *const *rows,    \
-           const tamis_row_format *format, int64_t n_rows, float scale,                     \
-           tamis_attn_fold fold, float *scratch)
+           const tamis_row_format *format, int64_t n_rows, const void *const *ahead,        \
+           int64_t n_ahead, float scale, tamis_attn_fold fold, float *scratch)
 /*
  * attn_merge: fold the next chunk (m_c, l_c, o_c) into the running (m, l, o), list order:
  *   m' = m_c > m ? m_c : m; a = exp(m - m'), b = exp(m_c - m'); l = fma(l, a, l_c * b);

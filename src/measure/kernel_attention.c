@@ -26,9 +26,11 @@ static void run_attention(const tamis_kernels *kernels, void *arg, int64_t run)
     }
     memset(a->o, 0, (size_t)(a->n_heads * a->value_dim) * sizeof *a->o);
     for (int64_t first = 0; first < a->n_rows; first += TAMIS_ATTN_CHUNK) {
+        const bool is_last = first + TAMIS_ATTN_CHUNK >= a->n_rows;
         kernels->attn_chunk(a->m_c, a->l_c, a->o_c, a->value_dim, a->panels, a->n_heads,
                             a->head_dim, a->value_dim, a->rows + first, &a->format,
-                            TAMIS_ATTN_CHUNK, 0.04f, TAMIS_ATTN_ALONE, a->scratch);
+                            TAMIS_ATTN_CHUNK, a->rows + first + TAMIS_ATTN_CHUNK,
+                            is_last ? 0 : TAMIS_ATTN_CHUNK, 0.04f, TAMIS_ATTN_ALONE, a->scratch);
         kernels->attn_merge(a->m, a->l, a->o, a->value_dim, a->m_c, a->l_c, a->o_c, a->value_dim,
                             a->n_heads, a->value_dim);
     }

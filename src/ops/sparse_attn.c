@@ -56,6 +56,7 @@ static attn_scratch carve(const tamis_attn_job *job, float *base)
 typedef struct attn_pass {
     const tamis_exec *exec;
     const tamis_attn_job *job;
+    tamis_attn_fold fold; /* of chunks that follow one another */
 } attn_pass;
 
 static float *output_of(const tamis_attn_job *job, int32_t token)
@@ -63,20 +64,38 @@ static float *output_of(const tamis_attn_job *job, int32_t token)
     return job->o + token * job->o_stride;
 }
 
-/* One chunk into m, l and o; returns how many rows it has. */
-static int32_t run_chunk(const attn_pass *pass, const attn_scratch *s, int32_t token, int32_t chunk,
+/* Rows of the chunk at work and of the next one, which the kernel may fetch meanwhile. */
+typedef struct chunk_rows {
+    const void *at[2][TAMIS_ATTN_CHUNK]; /* chunk i in i % 2 */
+    int32_t n[2];
+} chunk_rows;
+
+static void find_chunk(const tamis_attn_job *job, chunk_rows *rows, int32_t token, int32_t chunk,
+                       int32_t end)
+{
+    const int32_t first = chunk * TAMIS_ATTN_CHUNK;
+    const int32_t places =
+        (int32_t)tamis_min_i64(job->list_len[token] - (int64_t)first, TAMIS_ATTN_CHUNK);
+    rows->n[chunk % 2] =
+        chunk < end ? job->rows(job->user, token, first, places, rows->at[chunk % 2]) : 0;
+}
+
+/*
+ * A chunk that has been found into m, l and o of the n_heads packed heads; finds the next one, if
+ * it lies before `end`. Returns how many rows the chunk has.
+ */
+static int32_t run_chunk(const attn_pass *pass, const attn_scratch *s, chunk_rows *rows,
+                         int32_t token, int32_t chunk, int32_t end, int32_t n_heads,
                          tamis_attn_fold fold, float *m, float *l, float *o)
 {
     const tamis_attn_job *job = pass->job;
-    const void *rows[TAMIS_ATTN_CHUNK];
-    const int32_t first = chunk * TAMIS_ATTN_CHUNK, left = job->list_len[token] - first;
-    const int32_t n =
-        job->rows(job->user, token, first, left < TAMIS_ATTN_CHUNK ? left : TAMIS_ATTN_CHUNK, rows);
-    if (n > 0)
-        pass->exec->kernels->attn_chunk(m, l, o, job->value_dim, s->panels, job->num_heads,
-                                        job->head_dim, job->value_dim, rows, job->format, n,
-                                        job->scale, fold, s->kernel);
-    return n;
+    const int32_t this = chunk % 2, next = (chunk + 1) % 2;
+    find_chunk(job, rows, token, chunk + 1, end);
+    if (rows->n[this] > 0)
+        pass->exec->kernels->attn_chunk(m, l, o, job->value_dim, s->panels, n_heads, job->head_dim,
+                                        job->value_dim, rows->at[this], job->format, rows->n[this],
+                                        rows->at[next], rows->n[next], job->scale, fold, s->kernel);
+    return rows->n[this];
 }
 
 static void start_state(float *m, float *l, float *o, int32_t n_heads, int32_t value_dim)
@@ -122,16 +141,21 @@ static void finish_heads(const attn_pass *pass, int32_t token, float *m, float *
     hand_over(pass->job, token, h, n);
 }
 
-/* All chunks of a token on one thread; its output row doubles as the running state. */
-static void run_token(const attn_pass *pass, const attn_scratch *s, int32_t token)
+/* All chunks for heads [h, h + n), whose output is o, which doubles as the running state. */
+static void run_heads(const attn_pass *pass, const attn_scratch *s, int32_t token, int32_t h,
+                      int32_t n, float *o)
 {
     const tamis_attn_job *job = pass->job;
+    const int64_t first_head = (int64_t)token * job->num_heads + h;
     const int32_t n_chunks = tamis_attn_num_chunks(job->list_len[token]);
-    float *o = output_of(job, token);
-    start_state(s->m, s->l, o, job->num_heads, job->value_dim);
+    chunk_rows rows;
+    pass->exec->kernels->pack_heads(s->panels, job->q + first_head * job->head_dim, n,
+                                    job->head_dim);
+    start_state(s->m, s->l, o, n, job->value_dim);
+    find_chunk(job, &rows, token, 0, n_chunks);
     for (int32_t chunk = 0; chunk < n_chunks; chunk++)
-        run_chunk(pass, s, token, chunk, TAMIS_ATTN_MERGED, s->m, s->l, o);
-    finish_heads(pass, token, s->m, s->l, 0, job->num_heads);
+        run_chunk(pass, s, &rows, token, chunk, n_chunks, n, pass->fold, s->m, s->l, o);
+    normalise(pass, token, s->m, s->l, o, h, n);
 }
 
 /* Number of the first stretch border inside the token: shared tokens keep their chunks under it. */
@@ -160,14 +184,20 @@ static void run_shared(const attn_pass *pass, const attn_scratch *s, int32_t tok
     const tamis_attn_job *job = pass->job;
     const int32_t border = first_border(job->partition, token);
     const chunk_record first = shared_record(job, border, 0);
+    const int32_t last = (int32_t)end;
+    chunk_rows rows;
     int32_t n_rows = 0;
+    pass->exec->kernels->pack_heads(s->panels,
+                                    job->q + (int64_t)token * job->num_heads * job->head_dim,
+                                    job->num_heads, job->head_dim);
+    find_chunk(job, &rows, token, (int32_t)begin, last);
     if (begin == 0)
         start_state(first.m, first.l, first.o, job->num_heads, job->value_dim);
-    for (int64_t chunk = begin; chunk < end; chunk++) {
+    for (int32_t chunk = (int32_t)begin; chunk < last; chunk++) {
         const chunk_record own = shared_record(job, border, chunk);
         const chunk_record *out = begin == 0 ? &first : &own;
         const int32_t n =
-            run_chunk(pass, s, token, (int32_t)chunk,
+            run_chunk(pass, s, &rows, token, chunk, last, job->num_heads,
                       begin == 0 ? TAMIS_ATTN_MERGED : TAMIS_ATTN_ALONE, out->m, out->l, out->o);
         *own.n_rows = begin == 0 ? 0.0f : (float)n;
         n_rows += n;
@@ -189,12 +219,10 @@ static void attn_thread(void *arg, int thread_idx, int n_threads)
             break;
         if (!tamis_partition_part(partition, thread_idx, token, &begin, &end))
             continue;
-        pass->exec->kernels->pack_heads(s.panels,
-                                        job->q + (int64_t)token * job->num_heads * job->head_dim,
-                                        job->num_heads, job->head_dim);
-        if (begin == 0 && end == tamis_partition_units(partition, token))
-            run_token(pass, &s, token);
-        else
+        if (begin == 0 && end == tamis_partition_units(partition, token)) {
+            run_heads(pass, &s, token, 0, job->num_heads, output_of(job, token));
+            hand_over(job, token, 0, job->num_heads);
+        } else
             run_shared(pass, &s, token, begin, end);
     }
 }
@@ -225,12 +253,14 @@ static void merge_thread(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* ---------------------------------------------------------------- one running maximum */
+/* ---------------------------------------------------------------- sharing by heads */
 
 /*
- * Chunks follow one another, so threads share a token by panels of heads. On a line of costs a
- * token is its panels one behind the other, each of as many units as the list has chunks; a thread
- * owns the panels that begin in its stretch. A head's numbers depend on its own token alone.
+ * Threads share a token by panels of heads where its chunks follow one another under one running
+ * maximum, and wherever panels come out even: reading every row twice costs less than writing what
+ * each chunk leaves and reading it again. On a line of costs a token is its panels one behind the
+ * other, each of as many units as the list has chunks; a thread owns the panels that begin in its
+ * stretch. A head's numbers depend on its own token alone.
  */
 
 static int32_t num_panels(const tamis_attn_job *job)
@@ -278,29 +308,7 @@ static chunk_record waiting_record(const tamis_attn_job *job, int32_t border)
                      job->num_heads);
 }
 
-/* All chunks for heads [h, h + n), whose output is o. */
-static void run_heads(const attn_pass *pass, const attn_scratch *s, int32_t token, int32_t h,
-                      int32_t n, float *o)
-{
-    const tamis_attn_job *job = pass->job;
-    const int64_t first_head = (int64_t)token * job->num_heads + h;
-    const int32_t list_len = job->list_len[token];
-    pass->exec->kernels->pack_heads(s->panels, job->q + first_head * job->head_dim, n,
-                                    job->head_dim);
-    start_state(s->m, s->l, o, n, job->value_dim);
-    for (int32_t first = 0; first < list_len; first += TAMIS_ATTN_CHUNK) {
-        const void *rows[TAMIS_ATTN_CHUNK];
-        const int32_t places = (int32_t)tamis_min_i64(list_len - first, TAMIS_ATTN_CHUNK);
-        const int32_t n_rows = job->rows(job->user, token, first, places, rows);
-        if (n_rows > 0)
-            pass->exec->kernels->attn_chunk(s->m, s->l, o, job->value_dim, s->panels, n,
-                                            job->head_dim, job->value_dim, rows, job->format,
-                                            n_rows, job->scale, TAMIS_ATTN_RUNNING, s->kernel);
-    }
-    normalise(pass, token, s->m, s->l, o, h, n);
-}
-
-static void running_thread(void *arg, int thread_idx, int n_threads)
+static void heads_thread(void *arg, int thread_idx, int n_threads)
 {
     const attn_pass *pass = arg;
     const tamis_attn_job *job = pass->job;
@@ -342,17 +350,37 @@ static void move_thread(void *arg, int thread_idx, int n_threads)
     }
 }
 
+/* Whether sharing by panels leaves no thread with more than 1/16 above its part. */
+static bool panels_come_out_even(const tamis_attn_job *job)
+{
+    const tamis_partition *partition = job->partition;
+    const int64_t total = partition->unit_start[job->n_tokens] * num_panels(job);
+    for (int32_t i = 1; i < partition->n_threads; i++) {
+        const int64_t bound = panel_bound(job, i);
+        const int32_t token = partition->first_item[i];
+        if (token >= job->n_tokens)
+            return false;
+        const int64_t begins =
+            partition->unit_start[token] * num_panels(job) +
+            panel_at(job, token, bound) * tamis_partition_units(partition, token);
+        if ((begins - bound) * 16 * partition->n_threads > total)
+            return false;
+    }
+    return true;
+}
+
 void tamis_attn_run(const tamis_exec *exec, const tamis_attn_job *job)
 {
-    attn_pass pass = {exec, job};
-    const bool is_running = exec->profile != TAMIS_PROFILE_EXACT;
+    const bool is_exact = exec->profile == TAMIS_PROFILE_EXACT;
+    attn_pass pass = {exec, job, is_exact ? TAMIS_ATTN_MERGED : TAMIS_ATTN_RUNNING};
+    const bool by_heads =
+        !is_exact || (job->partition->has_split_items && panels_come_out_even(job));
     const int64_t n_chunks = job->partition->unit_start[job->n_tokens];
     const bool is_worth_waking =
         n_chunks * TAMIS_ATTN_CHUNK * 2 * (int64_t)padded(job->num_heads) * job->head_dim >
         TAMIS_EXEC_SMALL_PASS;
-    tamis_team_run_sized(exec->team, is_worth_waking, is_running ? running_thread : attn_thread,
-                         &pass);
+    tamis_team_run_sized(exec->team, is_worth_waking, by_heads ? heads_thread : attn_thread, &pass);
     if (job->partition->has_split_items)
-        tamis_team_run_sized(exec->team, is_worth_waking, is_running ? move_thread : merge_thread,
+        tamis_team_run_sized(exec->team, is_worth_waking, by_heads ? move_thread : merge_thread,
                              &pass);
 }

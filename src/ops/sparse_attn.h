@@ -2,11 +2,12 @@
  * Sparse attention of all heads over per-token lists of rows that are key and value at once (MQA).
  *
  * A list is cut every TAMIS_ATTN_CHUNK entries; chunks are computed independently and merged by LSE
- * in list order, whether one thread does them all or several share a token. Where a row lies is
- * the caller's business: a callback turns list entries into pointers, so rings, paged blocks and
+ * in list order, whether one thread does them all or several share a token - by panels of 16 heads
+ * where these come out even, which spares the merging afterwards, else by chunks. Where a row lies
+ * is the caller's business: a callback turns list entries into pointers, so rings, paged blocks and
  * rows of the running step mix freely. In profiles other than exact the chunks of a token follow
  * one another under one running maximum, p is rounded to BF16 for the values and the output to
- * BF16; threads then share a token by panels of 16 heads, never by chunks. Complexity: heads x list
+ * BF16; threads then share a token by panels alone. Complexity: heads x list
  * length x (head_dim + value_dim).
  */
 #ifndef TAMIS_OPS_SPARSE_ATTN_H

@@ -59,9 +59,11 @@ static void attn_chunk_into(attn_result *r, const attn_case *c, tamis_cpu_level 
     test_guard scratch =
         test_guard_new(TAMIS_ATTN_SCRATCH(c->heads, c->dim) * sizeof(float), 0, &noise);
     const tamis_row_format format = tamis_row_format_plain(c->dtype, (int32_t)c->dim);
-    tamis_kernels_for(level)->attn_chunk(r->m.data, r->l.data, r->o.data, c->o_stride, c->panels,
-                                         c->heads, c->dim, c->value_dim, c->rows + first, &format,
-                                         n_rows, c->scale, fold, scratch.data);
+    const int64_t n_ahead = c->n_rows - first - n_rows;
+    tamis_kernels_for(level)->attn_chunk(
+        r->m.data, r->l.data, r->o.data, c->o_stride, c->panels, c->heads, c->dim, c->value_dim,
+        c->rows + first, &format, n_rows, c->rows + first + n_rows,
+        n_ahead < TAMIS_ATTN_CHUNK ? n_ahead : TAMIS_ATTN_CHUNK, c->scale, fold, scratch.data);
     assert_true(test_guard_intact(&scratch));
     test_guard_free(&scratch);
 }
@@ -221,7 +223,8 @@ static void test_softmax_with_sink(void **state)
         _Alignas(64) float scratch[TAMIS_ATTN_SCRATCH(1, 2)];
         kernels->pack_heads(panels, q, 1, 2);
         const tamis_row_format f32 = tamis_row_format_plain(TAMIS_DTYPE_F32, 2);
-        kernels->attn_chunk(&m, &l, o, 2, panels, 1, 2, 2, pointers, &f32, 3, 1.0f, false, scratch);
+        kernels->attn_chunk(&m, &l, o, 2, panels, 1, 2, 2, pointers, &f32, 3, NULL, 0, 1.0f, false,
+                            scratch);
         kernels->attn_finish(o, 2, &lse, &m, &l, &sink, 1, 2);
         assert_true(fabs((double)o[1] - 13.8212254) < 2e-6);
         assert_true(fabs((double)lse - 2.7873387) < 3e-7);
@@ -263,7 +266,8 @@ static void test_exp_in_lanes(void **state)
         {
             const tamis_kernels *kernels = tamis_kernels_for(level_at(level));
             const tamis_row_format f32 = tamis_row_format_plain(TAMIS_DTYPE_F32, 1);
-            kernels->attn_chunk(m, l, o, 1, panels, 16, 1, 1, rows, &f32, 2, 1.0f, false, scratch);
+            kernels->attn_chunk(m, l, o, 1, panels, 16, 1, 1, rows, &f32, 2, NULL, 0, 1.0f, false,
+                                scratch);
             for (int h = 0; h < 16; h++) {
                 const float p = tamis_math_exp(q[h] * x);
                 assert_true(kernel_same_f32(o[h], fmaf(p, x, 0.0f)));
@@ -303,7 +307,8 @@ static void test_poison_is_visible(void **state)
         _Alignas(64) float scratch[TAMIS_ATTN_SCRATCH(1, 2)];
         kernels->pack_heads(panels, q, 1, 2);
         const tamis_row_format f32 = tamis_row_format_plain(TAMIS_DTYPE_F32, 2);
-        kernels->attn_chunk(&m, &l, o, 2, panels, 1, 2, 2, pointers, &f32, 3, 1.0f, false, scratch);
+        kernels->attn_chunk(&m, &l, o, 2, panels, 1, 2, 2, pointers, &f32, 3, NULL, 0, 1.0f, false,
+                            scratch);
         assert_true(isnan(l) && isnan(o[0]) && isnan(o[1]));
     }
 }

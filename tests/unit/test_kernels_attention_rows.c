@@ -83,11 +83,14 @@ static run_result run(const rows_case *c, tamis_cpu_level level, bool is_running
     }
     for (int64_t first = 0; first < c->n_rows; first += TAMIS_ATTN_CHUNK) {
         const int64_t left = c->n_rows - first;
+        const int64_t n_rows = left < TAMIS_ATTN_CHUNK ? left : TAMIS_ATTN_CHUNK;
+        const int64_t ahead = left - n_rows;
         test_guard scratch =
             test_guard_new(TAMIS_ATTN_SCRATCH(c->heads, c->dim) * sizeof(float), 0, &noise);
         tamis_kernels_for(level)->attn_chunk(m, l, o, c->o_stride, c->panels, c->heads, c->dim,
-                                             c->value_dim, c->rows + first, &c->format,
-                                             left < TAMIS_ATTN_CHUNK ? left : TAMIS_ATTN_CHUNK,
+                                             c->value_dim, c->rows + first, &c->format, n_rows,
+                                             c->rows + first + n_rows,
+                                             ahead < TAMIS_ATTN_CHUNK ? ahead : TAMIS_ATTN_CHUNK,
                                              c->scale, is_running, scratch.data);
         assert_true(test_guard_intact(&scratch));
         test_guard_free(&scratch);
@@ -208,8 +211,8 @@ static void test_nan_payloads(void **state)
         const tamis_kernels *kernels = tamis_kernels_for(level_at(level));
         const tamis_row_format f32 = tamis_row_format_plain(TAMIS_DTYPE_F32, 2);
         kernels->pack_heads(panels, q, 1, 2);
-        kernels->attn_chunk(&m, &l, o, 2, panels, 1, 2, 2, pointers, &f32, 3, 1.0f, is_running != 0,
-                            scratch);
+        kernels->attn_chunk(&m, &l, o, 2, panels, 1, 2, 2, pointers, &f32, 3, NULL, 0, 1.0f,
+                            is_running != 0, scratch);
         assert_true(isnan(l) && isnan(o[0]) && isnan(o[1]));
     }
 }

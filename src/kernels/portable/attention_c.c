@@ -170,6 +170,8 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_c)
     const int64_t row_floats = (head_dim + 15) / 16 * 16;
     float *values = scratch;                                 /* [n_rows][row_floats] */
     float *scores = scratch + TAMIS_ATTN_CHUNK * row_floats; /* [n_rows][16], one panel at a time */
+    (void)ahead;
+    (void)n_ahead;
     for (int64_t j = 0; j < n_rows; j++)
         tamis_unpack_row_c(values + j * row_floats, rows[j],
                            (const uint8_t *)rows[j] + format->scale_at, format);

@@ -42,6 +42,16 @@ static int64_t round_up_16(int64_t n)
         CODE(6);                                                                                   \
     }
 
+/*
+ * How many of the `left` rows or heads the next tile takes: as few tiles as there must be, as even
+ * as they can be. A tile of few has too few sums to wait for one another.
+ */
+static TAMIS_ALWAYS_INLINE int64_t even_tile(int64_t left)
+{
+    const int64_t n_tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
+    return (left + n_tiles - 1) / n_tiles;
+}
+
 /* dot[i] += panel . row i, over n channels. */
 static TAMIS_ALWAYS_INLINE void dot_tile(int n_rows, v16 dot[TILE_ROWS], const float *panel,
                                          const float *rows, int64_t row_stride, int64_t n)
@@ -164,11 +174,12 @@ static void panel_scores(float *scores, int64_t score_stride, const float *panel
     for (int64_t begin = 0; begin < head_dim; begin += DEPTH_BLOCK) {
         const bool is_last = head_dim - begin <= DEPTH_BLOCK;
         const int64_t n = is_last ? head_dim - begin : DEPTH_BLOCK;
-        for (int64_t j = 0; j < n_rows; j += TILE_ROWS) {
+        for (int64_t j = 0, tile; j < n_rows; j += tile) {
+            tile = even_tile(n_rows - j);
 #define LOGIT_TILE(count)                                                                          \
     logit_tile(count, scores + j * score_stride, score_stride, panel + begin * TAMIS_LANES,        \
                rows + j * row_stride + begin, row_stride, n, begin == 0, is_last, scale)
-            WITH_CONSTANT(n_rows - j, LOGIT_TILE)
+            WITH_CONSTANT(tile, LOGIT_TILE)
 #undef LOGIT_TILE
         }
     }
@@ -252,12 +263,40 @@ static TAMIS_ALWAYS_INLINE void value_tile(int n_heads, tamis_attn_fold fold, fl
     }
 }
 
+/* Rows of the next chunk, brought towards the second cache level while this one is multiplied. */
+typedef struct fetch_ahead {
+    const void *const *rows;
+    int64_t n_rows, row_bytes;
+    int64_t per_tile;  /* lines to ask for with each of the value tiles */
+    int64_t row, done; /* what comes next: bytes `done` of this row */
+} fetch_ahead;
+
+static fetch_ahead fetch_ahead_of(const void *const *rows, int64_t n_rows, int64_t row_bytes,
+                                  int64_t n_heads, int64_t value_dim)
+{
+    const int64_t n_lines = n_rows * ((row_bytes + 63) / 64);
+    const int64_t n_tiles =
+        (value_dim + TAMIS_LANES - 1) / TAMIS_LANES * ((n_heads + TILE_ROWS - 1) / TILE_ROWS);
+    return (fetch_ahead){rows, n_rows, row_bytes, (n_lines + n_tiles - 1) / n_tiles, 0, 0};
+}
+
+static TAMIS_ALWAYS_INLINE void fetch_lines(fetch_ahead *ahead)
+{
+    for (int64_t i = 0; i < ahead->per_tile && ahead->row < ahead->n_rows; i++) {
+        _mm_prefetch((const char *)ahead->rows[ahead->row] + ahead->done, _MM_HINT_T1);
+        ahead->done += 64;
+        if (ahead->done >= ahead->row_bytes) {
+            ahead->done = 0;
+            ahead->row++;
+        }
+    }
+}
+
 /* Softmax of the scores and the product with the values. */
-static TAMIS_ALWAYS_INLINE void softmax_and_values(tamis_attn_fold fold, float *m, float *l,
-                                                   float *o, int64_t o_stride, int64_t n_heads,
-                                                   int64_t value_dim, float *scores,
-                                                   int64_t score_stride, const float *values,
-                                                   int64_t row_stride, int64_t n_rows)
+static TAMIS_ALWAYS_INLINE void
+softmax_and_values(tamis_attn_fold fold, float *m, float *l, float *o, int64_t o_stride,
+                   int64_t n_heads, int64_t value_dim, float *scores, int64_t score_stride,
+                   const float *values, int64_t row_stride, int64_t n_rows, fetch_ahead *ahead)
 {
     float *shrink = scores + TAMIS_ATTN_CHUNK * score_stride; /* [n_heads], up to 8 more */
     float *grow = shrink + score_stride;                      /* the same */
@@ -265,11 +304,13 @@ static TAMIS_ALWAYS_INLINE void softmax_and_values(tamis_attn_fold fold, float *
         softmax_8(fold, scores + h, score_stride, n_rows, m + h, l + h, n_heads - h, shrink + h,
                   grow + h);
     for (int64_t d = 0; d < value_dim; d += TAMIS_LANES)
-        for (int64_t h = 0; h < n_heads; h += TILE_ROWS) {
+        for (int64_t h = 0, tile; h < n_heads; h += tile) {
+            tile = even_tile(n_heads - h);
 #define VALUE_TILE(count)                                                                          \
     value_tile(count, fold, o + h * o_stride + d, o_stride, value_dim - d, scores + h,             \
                score_stride, values + d, row_stride, n_rows, shrink + h, grow + h)
-            WITH_CONSTANT(n_heads - h, VALUE_TILE)
+            WITH_CONSTANT(tile, VALUE_TILE)
+            fetch_lines(ahead);
 #undef VALUE_TILE
         }
 }
@@ -285,6 +326,7 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
 {
     const int64_t row_stride = round_up_16(head_dim) + TAMIS_LANES;
     const int64_t score_stride = round_up_16(n_heads) + TAMIS_LANES;
+    fetch_ahead next = fetch_ahead_of(ahead, n_ahead, format->row_bytes, n_heads, value_dim);
     float *values = scratch;                                 /* [n_rows][row_stride] */
     float *scores = scratch + TAMIS_ATTN_CHUNK * row_stride; /* [n_rows][score_stride] */
     for (int64_t j = 0; j < n_rows; j++) {
@@ -297,7 +339,7 @@ TAMIS_KERNEL_attn_chunk(tamis_attn_chunk_avx2)
                      n_rows, head_dim, scale);
 #define SOFTMAX_AND_VALUES(fold)                                                                   \
     softmax_and_values(fold, m, l, o, o_stride, n_heads, value_dim, scores, score_stride, values,  \
-                       row_stride, n_rows)
+                       row_stride, n_rows, &next)
     if (fold == TAMIS_ATTN_ALONE)
         SOFTMAX_AND_VALUES(TAMIS_ATTN_ALONE);
     else if (fold == TAMIS_ATTN_MERGED)
