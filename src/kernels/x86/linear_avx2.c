@@ -4,14 +4,14 @@
  * (linear_few_avx2.c), many by arithmetic (linear_many_avx2.c); both give the same bits.
  */
 #ifdef TAMIS_HAVE_AVX2
-#include "kernels/x86/linear_avx2.h"
+#include "kernels/x86/linear_fused_avx2.h"
 #include "kernels/x86/table_x86.h"
 
 TAMIS_KERNEL_linear(tamis_linear_avx2)
 {
     if (tamis_f4_in_blocks(w))
         tamis_linear_f4_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
-    else if (n_tokens > FUSED_TOKENS || !weights_can_fuse(w))
+    else if (n_tokens > FUSED_TOKENS || !planes_can_fuse(w))
         tamis_linear_many_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
     else
         tamis_linear_few_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);

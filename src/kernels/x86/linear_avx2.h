@@ -43,21 +43,23 @@ static TAMIS_ALWAYS_INLINE void group_ahead_fetch(const group_ahead *ahead, int 
             _mm_prefetch(at + 64 * i, _MM_HINT_T1);
 }
 
-/* acc += the columns from `begin`, a multiple of 64, to the end of the row; x is in plane order. */
+/*
+ * acc += the columns from `begin`, a multiple of 64, to the end of the row, times input `token` of
+ * n_tokens that lie as planes_order_rows leaves them.
+ */
 static inline v16 row_rest(v16 acc, const tamis_matrix *w, int64_t row, int64_t begin,
-                           const float *x)
+                           const float *x, int64_t n_tokens, int64_t token)
 {
-    for (int64_t c = begin; c < w->cols; c += QUADS_COLS) {
-        _Alignas(32) float value[QUADS_COLS];
-        const int64_t n = w->cols - c < QUADS_COLS ? w->cols - c : QUADS_COLS;
-        tamis_expand_span_avx2(value, w, row, c, c + n);
-        planes_order(value, value, n);
-        for (int b = 0; b < 4; b++) {
-            const float *at = value + 8 * b, *in = x + c + 8 * b;
-            acc.lo = _mm256_fmadd_ps(_mm256_load_ps(at), _mm256_loadu_ps(in), acc.lo);
-            acc.hi = _mm256_fmadd_ps(_mm256_load_ps(at + PLANE_COLS),
-                                     _mm256_loadu_ps(in + PLANE_COLS), acc.hi);
-        }
+    const int64_t step = n_tokens * PLANE_COLS;
+    const float *in = x + begin * n_tokens + token * PLANE_COLS;
+    _Alignas(32) float value[QUADS_COLS];
+    tamis_expand_span_avx2(value, w, row, begin, w->cols);
+    planes_order(value, value, w->cols - begin);
+    for (int b = 0; b < 4; b++) {
+        const float *at = value + 8 * b;
+        acc.lo = _mm256_fmadd_ps(_mm256_load_ps(at), _mm256_loadu_ps(in + 8 * b), acc.lo);
+        acc.hi = _mm256_fmadd_ps(_mm256_load_ps(at + PLANE_COLS),
+                                 _mm256_loadu_ps(in + step + 8 * b), acc.hi);
     }
     return acc;
 }

@@ -6,7 +6,7 @@
 
 /* Any matrix, any number of tokens; the faster path from so many tokens on. */
 TAMIS_KERNEL_linear(tamis_linear_panels_avx2);
-#define MIN_PANEL_TOKENS 8
+#define MIN_PANEL_TOKENS 25
 
 /* Rows of a panel of weights. */
 #define PANEL_ROWS 16

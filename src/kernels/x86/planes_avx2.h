@@ -71,13 +71,24 @@ static TAMIS_ALWAYS_INLINE __m256 high_bf16(__m256i words)
     return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000)));
 }
 
-static TAMIS_ALWAYS_INLINE planes bf16_planes(const uint8_t *p)
+/* 32 columns as words that are BF16 numbers. */
+typedef struct word_pair {
+    __m256i first, second;
+} word_pair;
+
+/* Planes 0 and 1, 2 and 3. */
+static TAMIS_ALWAYS_INLINE word_pair bf16_words(const uint8_t *p)
 {
     const __m256 v = _mm256_castsi256_ps(load_halves(p, p + 32));
     const __m256 w = _mm256_castsi256_ps(load_halves(p + 16, p + 48));
-    const __m256i first = _mm256_castps_si256(_mm256_shuffle_ps(v, w, 0x88));
-    const __m256i second = _mm256_castps_si256(_mm256_shuffle_ps(v, w, 0xdd));
-    return (planes){{low_bf16(first), high_bf16(first), low_bf16(second), high_bf16(second)}};
+    return (word_pair){_mm256_castps_si256(_mm256_shuffle_ps(v, w, 0x88)),
+                       _mm256_castps_si256(_mm256_shuffle_ps(v, w, 0xdd))};
+}
+static TAMIS_ALWAYS_INLINE planes bf16_planes(const uint8_t *p)
+{
+    const word_pair v = bf16_words(p);
+    return (planes){
+        {low_bf16(v.first), high_bf16(v.first), low_bf16(v.second), high_bf16(v.second)}};
 }
 static TAMIS_ALWAYS_INLINE planes f16_planes(const uint8_t *p)
 {
@@ -100,15 +111,24 @@ static TAMIS_ALWAYS_INLINE planes i8_planes(const uint8_t *p)
 /*
  * E4M3 times 2^-120: the magnitude bits of a code are those of a BF16 number 2^120 times smaller,
  * subnormals included; both shifts leave sign and magnitude in place. NaN codes become numbers and
- * are the caller's business.
+ * are the caller's business. Planes 0 and 2, 1 and 3.
  */
-static TAMIS_ALWAYS_INLINE planes e4m3_small_planes(__m256i codes)
+static TAMIS_ALWAYS_INLINE word_pair e4m3_small_words(__m256i codes)
 {
     const __m256i kept = _mm256_set1_epi16((short)0x87f0);
-    const __m256i odd = _mm256_and_si256(_mm256_srai_epi16(codes, 4), kept);
-    const __m256i even =
-        _mm256_and_si256(_mm256_maddubs_epi16(_mm256_set1_epi16(0x0010), codes), kept);
-    return (planes){{low_bf16(even), low_bf16(odd), high_bf16(even), high_bf16(odd)}};
+    const __m256i even = _mm256_maddubs_epi16(_mm256_set1_epi16(0x0010), codes);
+    return (word_pair){_mm256_and_si256(even, kept),
+                       _mm256_and_si256(_mm256_srai_epi16(codes, 4), kept)};
+}
+static TAMIS_ALWAYS_INLINE planes e4m3_small_planes(__m256i codes)
+{
+    const word_pair v = e4m3_small_words(codes);
+    return (planes){
+        {low_bf16(v.first), low_bf16(v.second), high_bf16(v.first), high_bf16(v.second)}};
+}
+static TAMIS_ALWAYS_INLINE __m256i load_codes(const uint8_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
 
 /* Columns in their order to plane order; dst may be x. Zeros up to planes_stride(n). */
@@ -123,11 +143,25 @@ static inline void planes_order(float *dst, const float *x, int64_t n)
     for (int64_t i = 0; c < planes_stride(n); c += PLANE_COLS, i += PLANE_COLS)
         planes_store(dst + c, f32_planes(last + i));
 }
+/*
+ * Of n_rows inputs side by side, [32 columns][row][b][q]: all of a step of a tile lies together,
+ * and rows a power of two apart do not push each other out of the first cache level.
+ */
 static inline void planes_order_rows(float *dst, const float *x, int64_t x_stride, int64_t n_rows,
                                      int64_t n)
 {
-    for (int64_t i = 0; i < n_rows; i++)
-        planes_order(dst + i * planes_stride(n), x + i * x_stride, n);
+    const int64_t step = n_rows * PLANE_COLS, last = n / QUADS_COLS * QUADS_COLS;
+    for (int64_t r = 0; r < n_rows; r++) {
+        float *to = dst + r * PLANE_COLS;
+        _Alignas(32) float rest[QUADS_COLS];
+        for (int64_t c = 0; c < last; c += PLANE_COLS, to += step)
+            planes_store(to, f32_planes(x + r * x_stride + c));
+        if (last == n)
+            continue;
+        planes_order(rest, x + r * x_stride + last, n - last);
+        planes_store(to, planes_load(rest));
+        planes_store(to + step, planes_load(rest + PLANE_COLS));
+    }
 }
 
 #endif
