@@ -150,13 +150,15 @@ typedef enum tamis_attn_fold {
  *           the key's scale only if the format has one
  *   shapes  q panels as pack_heads makes them; weights [ceil(n_heads/16)*16], zeros after n_heads;
  *           keys: n_keys (1..64) rows of head_dim values, key_stride bytes apart, of a format with
- *           dtype F32 or BF16, or F8_E4M3 (codes, unscaled) with one F32 scale a row
+ *           dtype F32 or BF16, or F8_E4M3 (codes, unscaled) with one F32 scale a row;
+ *           next: where the keys of the next call lie, or NULL; a level may bring as many as these
+ *           towards the caches, and reads nothing of them
  *   scratch TAMIS_INDEX_SCRATCH floats, 64-byte aligned. class ordered.
  */
 #define TAMIS_KERNEL_index_score(F)                                                        \
     void F(float *scores, const float *q_panels, const float *weights, int64_t n_heads,    \
            int64_t head_dim, const void *keys, const tamis_row_format *format,             \
-           int64_t key_stride, int64_t n_keys, float *scratch)
+           int64_t key_stride, int64_t n_keys, const void *next, float *scratch)
 /*
  * index_query_f4, index_query_i8: what the two kernels below read of one token's index query. The
  *   contents are a level's own; the arrays given stay where they are as long as the query is used.
@@ -177,25 +179,25 @@ typedef enum tamis_attn_fold {
  *           times 0.25; groups added up as a chain; rounded to bf16
  *   score   bf16(weight[h] * relu(dot)), summed over heads as lanes16 of acc + x, rounded to bf16
  *   shapes  query as the same level's index_query_f4 made it; keys n_keys (1..64) rows of that
- *           format, key_stride bytes apart (F4_E2M1, F8_E8M0 scales)
+ *           format, key_stride bytes apart (F4_E2M1, F8_E8M0 scales); next as in index_score
  *   scratch TAMIS_INDEX_SCRATCH floats. class ordered (the integer sums are exact).
  */
 #define TAMIS_KERNEL_index_score_f4(F)                                                     \
     void F(float *scores, const void *query, int64_t n_heads, int64_t head_dim,            \
            const void *keys, const tamis_row_format *format, int64_t key_stride,           \
-           int64_t n_keys, float *scratch)
+           int64_t n_keys, const void *next, float *scratch)
 /*
  * index_score_i8: the ascend profile's C8 scores: integer dots, their FP16 step, f32 sums.
  *   score[j] = (lanes16 over h of fma(weight[h], f16(relu(dot) * 2^-10), acc)) * key_scale[j];
  *   dot = integer sum of q[h][d] * key[j][d], as f32 (exact below 2^24); no pair of bytes saturates
  *   shapes  query as the same level's index_query_i8 made it; keys n_keys (1..64) rows of that
- *           format (I8, one F16 scale a row)
+ *           format (I8, one F16 scale a row); next as in index_score
  *   scratch TAMIS_INDEX_SCRATCH floats. class ordered.
  */
 #define TAMIS_KERNEL_index_score_i8(F)                                                     \
     void F(float *scores, const void *query, int64_t n_heads, int64_t head_dim,            \
            const void *keys, const tamis_row_format *format, int64_t key_stride,           \
-           int64_t n_keys, float *scratch)
+           int64_t n_keys, const void *next, float *scratch)
 /*
  * scan_above: writes the indices i (ascending) with score[i] > threshold, or with any non-NaN score
  *   if threshold is NaN, to out; returns their number. out has room for n. class exact.

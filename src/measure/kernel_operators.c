@@ -71,16 +71,16 @@ static void score_block(const select_arg *a, float *scores, int64_t j, int64_t n
     const tamis_index_job *job = &a->job;
     const tamis_kernels *k = a->run.exec.kernels;
     const int64_t stride = a->format.row_bytes;
-    const uint8_t *keys = a->keys + j * stride;
+    const uint8_t *keys = a->keys + j * stride, *next = keys + n * stride;
     if (a->format.dtype == TAMIS_DTYPE_F4_E2M1)
         k->index_score_f4(scores, a->query, INDEX_HEADS, INDEX_DIM, keys, &a->format, stride, n,
-                          scratch);
+                          next, scratch);
     else if (a->format.dtype == TAMIS_DTYPE_I8)
         k->index_score_i8(scores, a->query, INDEX_HEADS, INDEX_DIM, keys, &a->format, stride, n,
-                          scratch);
+                          next, scratch);
     else
         k->index_score(scores, a->query, job->weights, INDEX_HEADS, INDEX_DIM, keys, &a->format,
-                       stride, n, scratch);
+                       stride, n, next, scratch);
 }
 
 static void score_thread(void *arg, int thread_idx, int n_threads)

@@ -23,13 +23,13 @@ static void score(const tamis_kernels *kernels, const scores_arg *a, int64_t j)
     const uint8_t *keys = a->keys + j * stride;
     if (a->format.dtype == TAMIS_DTYPE_F4_E2M1)
         kernels->index_score_f4(a->scores + j, a->query, HEADS, DIM, keys, &a->format, stride, 64,
-                                a->scratch);
+                                NULL, a->scratch);
     else if (a->format.dtype == TAMIS_DTYPE_I8)
         kernels->index_score_i8(a->scores + j, a->query, HEADS, DIM, keys, &a->format, stride, 64,
-                                a->scratch);
+                                NULL, a->scratch);
     else
         kernels->index_score(a->scores + j, a->panels, a->weights, HEADS, DIM, keys, &a->format,
-                             stride, 64, a->scratch);
+                             stride, 64, NULL, a->scratch);
 }
 
 static void prepare(const tamis_kernels *kernels, const scores_arg *a)

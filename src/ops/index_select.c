@@ -77,36 +77,53 @@ static void prepare_query(const index_pass *pass, const index_scratch *s, int32_
                             job->n_heads, job->head_dim);
 }
 
-/* A run of keys at a constant stride, by the kernel that their format needs. */
+/* Keys at a constant stride, none where there are no more. */
+typedef struct key_run {
+    const void *keys;
+    int64_t stride;
+    int32_t n;
+} key_run;
+
+/* Keys of a token from j on, as far as they lie in one run of one unit. */
+static key_run run_from(const tamis_index_job *job, int32_t token, int32_t j, int32_t end)
+{
+    key_run run = {0};
+    const int32_t in_unit = TAMIS_INDEX_BLOCK - j % TAMIS_INDEX_BLOCK;
+    if (j < end)
+        run.keys = job->keys(job->user, token, j, end - j < in_unit ? end - j : in_unit, &run.n,
+                             &run.stride);
+    return run;
+}
+
+/* A run by the kernel that the keys' format needs; next are the keys of the run behind it. */
 static void score_run(const index_pass *pass, const index_scratch *s, int32_t token,
-                      const void *keys, int64_t stride, int32_t n)
+                      const key_run *run, const void *next)
 {
     const tamis_index_job *job = pass->job;
     const tamis_kernels *kernels = pass->exec->kernels;
     if (job->format->dtype == TAMIS_DTYPE_F4_E2M1)
-        kernels->index_score_f4(s->scores, s->query, job->n_heads, job->head_dim, keys, job->format,
-                                stride, n, s->kernel);
+        kernels->index_score_f4(s->scores, s->query, job->n_heads, job->head_dim, run->keys,
+                                job->format, run->stride, run->n, next, s->kernel);
     else if (job->format->dtype == TAMIS_DTYPE_I8)
-        kernels->index_score_i8(s->scores, s->query, job->n_heads, job->head_dim, keys, job->format,
-                                stride, n, s->kernel);
+        kernels->index_score_i8(s->scores, s->query, job->n_heads, job->head_dim, run->keys,
+                                job->format, run->stride, run->n, next, s->kernel);
     else
-        kernels->index_score(s->scores, s->query,
-                             job->weights + token * (int64_t)padded(job->n_heads), job->n_heads,
-                             job->head_dim, keys, job->format, stride, n, s->kernel);
+        kernels->index_score(
+            s->scores, s->query, job->weights + token * (int64_t)padded(job->n_heads), job->n_heads,
+            job->head_dim, run->keys, job->format, run->stride, run->n, next, s->kernel);
 }
 
-/* Keys [j, end) of one unit: runs of constant stride inside it. */
+/* Keys [j, end) of a token. */
 static void score_keys(const index_pass *pass, const index_scratch *s, int32_t token, int32_t j,
                        int32_t end, tamis_topk *topk)
 {
-    const tamis_index_job *job = pass->job;
-    while (j < end) {
-        int32_t n_run;
-        int64_t stride;
-        const void *keys = job->keys(job->user, token, j, end - j, &n_run, &stride);
-        score_run(pass, s, token, keys, stride, n_run);
-        tamis_topk_push(topk, pass->exec->kernels, s->scores, n_run, j);
-        j += n_run;
+    key_run run = run_from(pass->job, token, j, end);
+    while (run.n > 0) {
+        const key_run next = run_from(pass->job, token, j + run.n, end);
+        score_run(pass, s, token, &run, next.keys);
+        tamis_topk_push(topk, pass->exec->kernels, s->scores, run.n, j);
+        j += run.n;
+        run = next;
     }
 }
 
@@ -134,11 +151,8 @@ static void run_part(index_pass *pass, const index_scratch *s, int thread_idx, i
     tamis_topk topk;
     tamis_topk_init(&topk, s->candidates, job->topk);
     prepare_query(pass, s, token);
-    for (int64_t unit = begin; unit < end; unit++) {
-        const int32_t j = (int32_t)(unit * TAMIS_INDEX_BLOCK);
-        score_keys(pass, s, token, j,
-                   (int32_t)tamis_min_i64(j + TAMIS_INDEX_BLOCK, job->visible[token]), &topk);
-    }
+    score_keys(pass, s, token, (int32_t)(begin * TAMIS_INDEX_BLOCK),
+               (int32_t)tamis_min_i64(end * TAMIS_INDEX_BLOCK, job->visible[token]), &topk);
     if (begin == 0 && end == tamis_partition_units(job->partition, token)) {
         finish(pass, token, &topk);
         return;

@@ -205,8 +205,8 @@ static void engine_scores(const scene *s, int32_t t, float *scores)
     const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_F32, d);
     for (int32_t j = 0; j < N_ALL; j += 64)
         k->index_score(scores + j, panels, tamis_sfa_plan_index_weights(s->rig.plan) + t * heads,
-                       heads, d, s->keys + (int64_t)j * d, &format,
-                       d * (int64_t)sizeof(float), N_ALL - j < 64 ? N_ALL - j : 64, scratch);
+                       heads, d, s->keys + (int64_t)j * d, &format, d * (int64_t)sizeof(float),
+                       N_ALL - j < 64 ? N_ALL - j : 64, NULL, scratch);
     free(panels);
     free(scratch);
 }

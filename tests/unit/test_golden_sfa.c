@@ -102,7 +102,7 @@ static void score_row(const fixture *f, int32_t layer, int32_t pos, float *score
     for (int32_t t = 0; t <= pos; t++) {
         memcpy(keys, cache_row(f, layer, TAMIS_SFA_INDEX_KEY, t), (size_t)d * sizeof *keys);
         kernels->index_score(&scores[t], panels, weights, heads, d, keys, &format,
-                             d * (int64_t)sizeof *keys, 1, scratch);
+                             d * (int64_t)sizeof *keys, 1, NULL, scratch);
     }
 }
 

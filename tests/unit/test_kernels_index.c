@@ -76,7 +76,7 @@ static test_guard score_case_run(const score_case *c, tamis_cpu_level level, tes
     const tamis_row_format format = tamis_row_format_plain(c->dtype, (int32_t)c->dim);
     tamis_kernels_for(level)->index_score(out.data, c->panels, c->weights, c->heads, c->dim,
                                           c->keys.data, &format, c->key_stride, c->n_keys,
-                                          scratch.data);
+                                          c->keys.data, scratch.data);
     assert_true(test_guard_intact(&scratch));
     test_guard_free(&scratch);
     return out;
@@ -131,7 +131,7 @@ static float small_score(tamis_cpu_level level, const float q[4], const float we
     const tamis_kernels *kernels = tamis_kernels_for(level);
     kernels->pack_heads(panels, q, 2, 2);
     const tamis_row_format format = tamis_row_format_plain(TAMIS_DTYPE_F32, 2);
-    kernels->index_score(&score, panels, w, 2, 2, key, &format, 8, 1, scratch);
+    kernels->index_score(&score, panels, w, 2, 2, key, &format, 8, 1, NULL, scratch);
     return score;
 }
 

@@ -93,11 +93,11 @@ static test_guard low_case_run(const low_case *c, tamis_cpu_level level, test_rn
         kernels->index_query_f4(query.data, c->q, c->q_scale, c->weights, c->heads, c->dim,
                                 c->format.group_size);
         kernels->index_score_f4(out.data, query.data, c->heads, c->dim, c->keys.data, &c->format,
-                                c->key_stride, c->n_keys, scratch.data);
+                                c->key_stride, c->n_keys, c->keys.data, scratch.data);
     } else {
         kernels->index_query_i8(query.data, c->q, c->weights, c->heads, c->dim);
         kernels->index_score_i8(out.data, query.data, c->heads, c->dim, c->keys.data, &c->format,
-                                c->key_stride, c->n_keys, scratch.data);
+                                c->key_stride, c->n_keys, c->keys.data, scratch.data);
     }
     assert_true(test_guard_intact(&scratch));
     assert_true(test_guard_intact(&query));
@@ -214,14 +214,14 @@ static void test_extreme_codes(void **state)
         row[f4.scale_at] = 127;
         memset(q, 12 * sign, DIM);
         kernels->index_query_f4(query, q, q_scale, weights, 1, DIM, DIM);
-        kernels->index_score_f4(&score, query, 1, DIM, row, &f4, f4.row_bytes, 1, scratch);
+        kernels->index_score_f4(&score, query, 1, DIM, row, &f4, f4.row_bytes, 1, NULL, scratch);
         assert_true(score == 6.0f * 6 * DIM); /* 4608: 8 bits hold it */
         memset(row, sign < 0 ? -128 : 127, DIM);
         memset(q, sign < 0 ? -128 : 127, DIM);
         row[DIM] = 0;
         row[DIM + 1] = 0x3c;
         kernels->index_query_i8(query, q, weights, 1, DIM);
-        kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, scratch);
+        kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, NULL, scratch);
         assert_true(score == (sign < 0 ? 2048.0f : 2016.0f)); /* 2016.125 in fp16 */
     }
 }
@@ -246,7 +246,7 @@ static void test_largest_dim_i8(void **state)
         memset(row, code, DIM);
         memset(q, code, DIM);
         kernels->index_query_i8(query, q, weights, 1, DIM);
-        kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, scratch);
+        kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, NULL, scratch);
         assert_true(score == (code < 0 ? INFINITY : 64512.0f)); /* 64516 is no FP16 number */
     }
 }
@@ -285,7 +285,7 @@ static void test_index_score_f8(void **state)
                 test_guard_new(TAMIS_INDEX_SCRATCH(dim, heads) * sizeof(float), 0, &noise);
             tamis_kernels_for(level_at(level))
                 ->index_score(out.data, panels, weights, heads, dim, keys.data, &f, stride, n_keys,
-                              scratch.data);
+                              keys.data, scratch.data);
             assert_true(test_guard_intact(&scratch));
             test_guard_free(&scratch);
             if (level == 0) {

@@ -195,7 +195,7 @@ static void test_v32_7_11_fp16_tie(void **state)
         float scores[3];
         const tamis_kernels *kernels = tamis_kernels_for(level_at(level));
         kernels->index_query_i8(query, q, weights, 1, 2);
-        kernels->index_score_i8(scores, query, 1, 2, keys, &f, 4, 3, scratch);
+        kernels->index_score_i8(scores, query, 1, 2, keys, &f, 4, 3, NULL, scratch);
         assert_true(scores[0] == 4.8828125f && scores[1] == 4.8828125f);
         assert_true(scores[2] > 4.9f);
     }

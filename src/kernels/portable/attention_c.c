@@ -18,6 +18,7 @@ static void panel_dot(float dot[TAMIS_LANES], const float *panel, const float *r
 
 TAMIS_KERNEL_index_score(tamis_index_score_c)
 {
+    (void)next;
     for (int64_t j = 0; j < n_keys; j++) {
         float *key = scratch, acc[TAMIS_LANES] = {0};
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
@@ -78,6 +79,7 @@ TAMIS_KERNEL_index_score_f4(tamis_index_score_f4_c)
 {
     const index_query *from = query;
     const int32_t n_groups = tamis_row_num_groups(format);
+    (void)next;
     for (int64_t j = 0; j < n_keys; j++) {
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
         float acc[TAMIS_LANES] = {0};
@@ -93,6 +95,7 @@ TAMIS_KERNEL_index_score_f4(tamis_index_score_f4_c)
 TAMIS_KERNEL_index_score_i8(tamis_index_score_i8_c)
 {
     const index_query *from = query;
+    (void)next;
     for (int64_t j = 0; j < n_keys; j++) {
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
         const uint8_t *key = row + format->coded_at;

@@ -8,6 +8,7 @@
  * shorter size: an accumulator array under a run-time bound would leave the registers.
  */
 #ifdef TAMIS_HAVE_AVX2
+#include "kernels/x86/index_ahead_avx2.h"
 #include "kernels/x86/simd_avx2.h"
 #include "kernels/x86/table_x86.h"
 
@@ -134,12 +135,16 @@ TAMIS_KERNEL_index_score(tamis_index_score_avx2)
         expand_codes(expanded + j * stride, (const uint8_t *)keys + j * key_stride, format,
                      head_dim);
     memset(sums, 0, (size_t)n_keys * TAMIS_LANES * sizeof *sums);
+    index_ahead ahead = index_ahead_of(next, n_keys * key_stride,
+                                       (n_heads + TAMIS_LANES - 1) / TAMIS_LANES *
+                                           ((n_keys + TILE_ROWS - 1) / TILE_ROWS));
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES)
         for (int64_t j = 0; j < n_keys; j += TILE_ROWS) {
 #define SCORE_TILE(n)                                                                              \
     score_tile(n, sums + j * TAMIS_LANES, q_panels + first * head_dim, weights + first,            \
                n_heads - first, expanded + j * stride, stride, head_dim)
             WITH_CONSTANT(n_keys - j, SCORE_TILE)
+            index_ahead_fetch(&ahead);
 #undef SCORE_TILE
         }
     for (int64_t j = 0; j < n_keys; j++) {

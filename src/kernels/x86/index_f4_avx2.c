@@ -9,6 +9,7 @@
  * bf16 rounds by a sum and a difference. Everything else takes the contract's steps one by one.
  */
 #ifdef TAMIS_HAVE_AVX2
+#include "kernels/x86/index_ahead_avx2.h"
 #include "kernels/x86/index_query_avx2.h"
 #include "kernels/x86/table_x86.h"
 
@@ -214,12 +215,15 @@ static TAMIS_ALWAYS_INLINE void f4_tile(int n_keys, bool is_fused, float *sums,
 /* All keys of one panel. */
 static TAMIS_ALWAYS_INLINE void panel_scores(bool is_fused, float *sums, const f4_panel *panel,
                                              const uint8_t *keys, int64_t stride,
-                                             const float *key_scale, int64_t n_keys)
+                                             const float *key_scale, int64_t n_keys,
+                                             index_ahead *ahead)
 {
     int64_t j = 0;
-    for (; j + TILE_KEYS <= n_keys; j += TILE_KEYS)
+    for (; j + TILE_KEYS <= n_keys; j += TILE_KEYS) {
         f4_tile(TILE_KEYS, is_fused, sums + j * TAMIS_LANES, panel, keys + j * stride, stride,
                 key_scale + j * panel->n_groups);
+        index_ahead_fetch(ahead);
+    }
     for (; j + 2 <= n_keys; j += 2)
         f4_tile(2, is_fused, sums + j * TAMIS_LANES, panel, keys + j * stride, stride,
                 key_scale + j * panel->n_groups);
@@ -238,7 +242,7 @@ TAMIS_KERNEL_index_score_f4(tamis_index_score_f4_avx2)
     const int64_t stride = round_up(head_dim, 32), group = format->group_size;
     if (!has_tiles(group)) {
         tamis_index_score_f4_c(scores, query, n_heads, head_dim, keys, format, key_stride, n_keys,
-                               scratch);
+                               next, scratch);
         return;
     }
     const int64_t n_groups = tamis_row_num_groups(format);
@@ -255,12 +259,15 @@ TAMIS_KERNEL_index_score_f4(tamis_index_score_f4_avx2)
         key_scales(key_scale + j * n_groups,
                    (const uint8_t *)keys + j * key_stride + format->scale_at, n_groups, 1.0f);
     memset(sums, 0, (size_t)n_keys * TAMIS_LANES * sizeof *sums);
+    index_ahead ahead =
+        index_ahead_of(next, n_keys * key_stride,
+                       round_up(n_heads, TAMIS_LANES) / TAMIS_LANES * (n_keys / TILE_KEYS));
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES) {
         const f4_panel panel = panel_at(query, head_dim, group, first);
         if (is_fused)
-            panel_scores(true, sums, &panel, codes, stride, key_scale, n_keys);
+            panel_scores(true, sums, &panel, codes, stride, key_scale, n_keys, &ahead);
         else
-            panel_scores(false, sums, &panel, codes, stride, key_scale, n_keys);
+            panel_scores(false, sums, &panel, codes, stride, key_scale, n_keys, &ahead);
     }
     for (int64_t j = 0; j < n_keys; j++)
         scores[j] = round_one(v16_sum(v16_load(sums + j * TAMIS_LANES)));

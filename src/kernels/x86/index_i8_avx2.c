@@ -10,6 +10,7 @@
  * exact.
  */
 #ifdef TAMIS_HAVE_AVX2
+#include "kernels/x86/index_ahead_avx2.h"
 #include "kernels/x86/index_query_avx2.h"
 #include "kernels/x86/table_x86.h"
 
@@ -203,7 +204,7 @@ static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, int32_t *dots, int64_t dot_s
 static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int64_t n_heads,
                                            int64_t head_dim, const void *keys,
                                            const tamis_row_format *format, int64_t key_stride,
-                                           int64_t n_keys, float *scratch)
+                                           int64_t n_keys, const void *next, float *scratch)
 {
     const int64_t stride = round_up(head_dim, 64);
     const int64_t padded = round_up(n_heads, TAMIS_LANES);
@@ -214,6 +215,8 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
         key_split(low + j * stride, tops + j * (stride / 4),
                   (const uint8_t *)keys + j * key_stride + format->coded_at, head_dim);
     /* two and two are better than three and one */
+    index_ahead ahead =
+        index_ahead_of(next, n_keys * key_stride, padded / TAMIS_LANES * (n_keys / 3));
     const int64_t in_threes = n_keys % 3 == 1 && n_keys > 1 ? n_keys - 4 : n_keys / 3 * 3;
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES) {
         const i8_panel panel = panel_at(query, n_heads, head_dim, first);
@@ -221,8 +224,10 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
         int64_t j = 0;
 #define I8_TILE(n)                                                                                 \
     i8_tile(n, to + j * padded, padded, &panel, low + j * stride, tops + j * (stride / 4), stride)
-        for (; j < in_threes; j += TILE_KEYS)
+        for (; j < in_threes; j += TILE_KEYS) {
             I8_TILE(TILE_KEYS);
+            index_ahead_fetch(&ahead);
+        }
         for (; j + 2 <= n_keys; j += 2)
             I8_TILE(2);
         if (j < n_keys)
@@ -247,10 +252,11 @@ TAMIS_KERNEL_index_score_i8(tamis_index_score_i8_avx2)
 {
     if (head_dim >= MAX_DIM)
         tamis_index_score_i8_c(scores, query, n_heads, head_dim, keys, format, key_stride, n_keys,
-                               scratch);
+                               next, scratch);
     else if (head_dim == 128)
-        score_keys(scores, query, n_heads, 128, keys, format, key_stride, n_keys, scratch);
+        score_keys(scores, query, n_heads, 128, keys, format, key_stride, n_keys, next, scratch);
     else
-        score_keys(scores, query, n_heads, head_dim, keys, format, key_stride, n_keys, scratch);
+        score_keys(scores, query, n_heads, head_dim, keys, format, key_stride, n_keys, next,
+                   scratch);
 }
 #endif
