@@ -177,7 +177,7 @@ static void stage_rows(row_stage *to, const row_set *set, int64_t at, int64_t n)
     }
 }
 
-/* Factors of FP8 in the scale block of column c, with its 2^8, see block_factor. false: one of them
+/* Factors of FP8 in the scale block of column c, with the 2^8 of its decoding. false: one of them
  * overflows. */
 static bool row_factors(v16 *factor, const row_set *set, int64_t c)
 {

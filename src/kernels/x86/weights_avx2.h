@@ -34,29 +34,6 @@ static TAMIS_ALWAYS_INLINE bool takes_factor(tamis_dtype dtype)
     return dtype == TAMIS_DTYPE_F8_E4M3 || dtype == TAMIS_DTYPE_F4_E2M1 || dtype == TAMIS_DTYPE_I8;
 }
 
-/*
- * What decoding row `row` needs in the scale block that starts at column c: the E2M1 table, I8's
- * scale, or the factor with E4M3's 2^8 folded in. The fold is exact unless it overflows: false then
- * (and for NaN), and the caller takes the other path.
- */
-static TAMIS_ALWAYS_INLINE bool block_factor(__m256 *factor, tamis_dtype dtype,
-                                             const tamis_matrix *w, int64_t row, int64_t c)
-{
-    float scale = 1.0f;
-    if (w->scale)
-        scale = tamis_scale_decode(w, tamis_scale_row(w, row), c / w->block_cols);
-    if (dtype == TAMIS_DTYPE_F4_E2M1) {
-        *factor = e2m1_table(scale);
-        return true;
-    }
-    if (dtype == TAMIS_DTYPE_I8) {
-        *factor = _mm256_set1_ps(scale);
-        return true;
-    }
-    *factor = _mm256_set1_ps(scale * 256.0f);
-    return fabsf(scale) < 0x1p+119f;
-}
-
 /* Scales only of the types above, over whole groups of 16 or whole rows; I4 is always expanded. */
 static inline bool weights_can_fuse(const tamis_matrix *w)
 {
