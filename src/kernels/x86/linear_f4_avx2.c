@@ -1,11 +1,11 @@
 /*
  * Linear layers over FP4 in blocks, AVX2 (kernels.h, linear): sums of 16 products in integers.
  *
- * A table turns codes into bytes 2 value + 12, which are multiplied with the three digits of the
- * inputs and added in pairs; of four such registers no lane of 16 bits overflows (4 * 2 * 24 *
- * 128 = 24576). The sums of the digits join modulo 2^32, less what the 12 brought. One token:
- * pairs of rows, sums in registers. More: of a pair of rows 128 columns are decoded once, and all
- * tokens of a tile follow, whose inputs of some columns lie in the first cache level.
+ * A table turns codes into bytes 2 value + 12, which are multiplied with digits of the inputs and
+ * added in words (linear_f4_avx2.h says which); modulo 2^16 and 2^32 nothing is lost. Products are
+ * made and added in turns, as few registers and the pipes that multiply like it. One token: codes
+ * are decoded where they are used. More: 128 columns of a row are decoded once, and all tokens of a
+ * tile follow, whose inputs of some columns lie in the first cache level.
  */
 #ifdef TAMIS_HAVE_AVX2
 #include "kernels/x86/linear_f4_avx2.h"
@@ -14,7 +14,7 @@
 #define TILE_TOKENS 24
 #define TILE_ROWS   32
 #define TILE_BYTES  22528 /* of inputs that a pass over the rows reads again and again */
-#define PAIR        2
+#define TOKEN_ROWS  2
 
 typedef struct f4_pass {
     const tamis_matrix *w;
@@ -25,12 +25,10 @@ typedef struct f4_pass {
     int64_t y_stride, row_begin, row_end;
 } f4_pass;
 
-/* Rows side by side: where they are. */
-typedef struct f4_rows {
-    int64_t row; /* the first */
-    const uint8_t *codes[PAIR], *scales[PAIR];
+typedef struct f4_row {
+    const uint8_t *codes, *scales;
     bool powers; /* the scales of whole steps: four bytes, neither 0 nor 255 */
-} f4_rows;
+} f4_row;
 
 /* ---------------------------------------------------------------- weights */
 
@@ -39,20 +37,16 @@ static TAMIS_ALWAYS_INLINE __m256i load(const void *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* 128 columns of a row: 2 value + 12. */
-static TAMIS_ALWAYS_INLINE void decode(__m256i u[4], const uint8_t *codes)
+/* Even and odd columns of one part of 128: 2 value + 12. a, b: the codes. */
+static TAMIS_ALWAYS_INLINE void decode(__m256i u[2], __m256i a, __m256i b, int part)
 {
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i table =
         _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15,
                          16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-    const __m256i a = load(codes), b = load(codes + 32);
-    for (int part = 0; part < 2; part++) {
-        const __m256i c = part == 0 ? _mm256_unpacklo_epi64(a, b) : _mm256_unpackhi_epi64(a, b);
-        u[2 * part] = _mm256_shuffle_epi8(table, _mm256_and_si256(c, nibble));
-        u[2 * part + 1] =
-            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(c, 4), nibble));
-    }
+    const __m256i c = part == 0 ? _mm256_unpacklo_epi64(a, b) : _mm256_unpackhi_epi64(a, b);
+    u[0] = _mm256_shuffle_epi8(table, _mm256_and_si256(c, nibble));
+    u[1] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(c, 4), nibble));
 }
 
 /* Whether the scales of a row's whole steps can be read as exponents. */
@@ -72,17 +66,14 @@ static bool are_powers(const f4_pass *pass, const uint8_t *scales)
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(least, _mm256_min_epu8(least, one))) == 0;
 }
 
-static f4_rows rows_at(const f4_pass *pass, int64_t row, int n_rows)
+static f4_row row_at(const f4_pass *pass, int64_t row)
 {
     const tamis_matrix *w = pass->w;
-    f4_rows rows = {.row = row};
-    rows.powers = w->scale != NULL && w->scale_dtype == TAMIS_DTYPE_F8_E8M0 && w->block_cols == 32;
-    for (int i = 0; i < n_rows; i++) {
-        rows.codes[i] = tamis_weight_row(w, row + i);
-        rows.scales[i] = w->scale != NULL ? tamis_scale_row(w, row + i) : NULL;
-        rows.powers = rows.powers && are_powers(pass, rows.scales[i]);
-    }
-    return rows;
+    f4_row r = {.codes = tamis_weight_row(w, row)};
+    r.scales = w->scale != NULL ? tamis_scale_row(w, row) : NULL;
+    r.powers = w->scale != NULL && w->scale_dtype == TAMIS_DTYPE_F8_E8M0 && w->block_cols == 32 &&
+               are_powers(pass, r.scales);
+    return r;
 }
 
 /* The scales of 4 blocks in the order of sums: 0 0 2 2 1 1 3 3. */
@@ -108,58 +99,67 @@ static __m256 scales_of_any(const f4_pass *pass, const uint8_t *scales, int64_t 
     return _mm256_setr_ps(of[0], of[0], of[2], of[2], of[1], of[1], of[3], of[3]);
 }
 
-/* Codes and scales of a step of the rows. */
-static TAMIS_ALWAYS_INLINE void decode_rows(const f4_pass *pass, const f4_rows *rows, int n_rows,
-                                            bool powers, int64_t step, __m256i u[PAIR][4],
-                                            __m256 scale[PAIR])
+static TAMIS_ALWAYS_INLINE __m256 scales_of(const f4_pass *pass, const f4_row *row, bool powers,
+                                            int64_t step)
 {
-    for (int i = 0; i < n_rows; i++) {
-        decode(u[i], rows->codes[i] + step * (F4_STEP_COLS / 2));
-        scale[i] = powers ? scales_of_powers(rows->scales[i] + 4 * step)
-                          : scales_of_any(pass, rows->scales[i], step);
-    }
+    return powers ? scales_of_powers(row->scales + 4 * step)
+                  : scales_of_any(pass, row->scales, step);
 }
-/* The same of the columns behind the whole steps. */
-static void decode_rest(const f4_pass *pass, const f4_rows *rows, int n_rows, __m256i u[PAIR][4],
-                        __m256 scale[PAIR])
+
+/* The codes behind the whole steps, zeros behind them. */
+static void copy_rest(uint8_t to[F4_STEP_COLS / 2], const f4_pass *pass, const f4_row *row)
 {
     const int64_t begin = pass->whole * F4_STEP_COLS;
-    for (int i = 0; i < n_rows; i++) {
-        uint8_t codes[F4_STEP_COLS / 2] = {0};
-        memcpy(codes, rows->codes[i] + begin / 2, (size_t)(pass->w->cols - begin + 1) / 2);
-        decode(u[i], codes);
-        scale[i] = scales_of_any(pass, rows->scales[i], pass->whole);
-    }
+    memset(to, 0, F4_STEP_COLS / 2);
+    memcpy(to, row->codes + begin / 2, (size_t)(pass->w->cols - begin + 1) / 2);
 }
 
 /* ---------------------------------------------------------------- sums */
 
-/* acc[i] += the products of a step of row i with a token. */
-static TAMIS_ALWAYS_INLINE void add_step(__m256 acc[PAIR], int n_rows, __m256i u[PAIR][4],
-                                         const __m256 scale[PAIR], const f4_inputs *x)
+/* Words of d0 and d2, of d2 and d0, and of d1. */
+typedef struct f4_words {
+    __m256i near, far, middle;
+} f4_words;
+
+/*
+ * What was read through x before is done before what follows: gcc would else begin all products of
+ * a step at once and spill them, or keep the inputs of several rows. Emits nothing.
+ */
+static TAMIS_ALWAYS_INLINE const f4_inputs *in_order(const f4_inputs *x, f4_words *t)
 {
-    const __m256i one = _mm256_set1_epi16(1), k256 = _mm256_set1_epi16(256);
-    __m256i sum[PAIR], t[PAIR];
-    for (int d = F4_DIGITS - 1; d >= 0; d--) {
-        for (int v = 0; v < 4; v++) {
-            const __m256i in =
-                _mm256_castps_si256(in_register(_mm256_castsi256_ps(load(x->digit[d][v]))));
-            for (int i = 0; i < n_rows; i++) {
-                const __m256i m = _mm256_maddubs_epi16(u[i][v], in);
-                t[i] = v == 0 ? m : _mm256_add_epi16(t[i], m);
-            }
-        }
-        for (int i = 0; i < n_rows; i++)
-            if (d == 2)
-                sum[i] = _mm256_slli_epi32(_mm256_madd_epi16(t[i], k256), 8);
-            else
-                sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(t[i], d == 1 ? k256 : one));
-    }
-    for (int i = 0; i < n_rows; i++) {
-        const __m256i total = _mm256_sub_epi32(sum[i], load(x->shifted));
-        const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(total), _mm256_loadu_ps(x->unit));
-        acc[i] = _mm256_fmadd_ps(value, scale[i], acc[i]);
-    }
+#if defined(__GNUC__)
+    __asm__ volatile("" : "+r"(x), "+x"(t->near), "+x"(t->far), "+x"(t->middle));
+#endif
+    return x;
+}
+
+static TAMIS_ALWAYS_INLINE __m256i times(__m256i u, const int8_t digits[32])
+{
+    return _mm256_maddubs_epi16(u, load(digits));
+}
+
+static TAMIS_ALWAYS_INLINE f4_words corrections_of(const f4_inputs *x)
+{
+    return (f4_words){load(x->correction), _mm256_setzero_si256(), load(x->middle_correction)};
+}
+
+/* Codes of vector v; far: the ones that are multiplied with x->far. */
+static TAMIS_ALWAYS_INLINE void add_products(f4_words *t, __m256i u, __m256i far,
+                                             const f4_inputs *x, int v)
+{
+    t->near = _mm256_add_epi16(t->near, times(u, x->near[v]));
+    t->far = v == 0 ? times(far, x->far[v]) : _mm256_add_epi16(t->far, times(far, x->far[v]));
+    t->middle = _mm256_add_epi16(t->middle, times(u, x->middle[v]));
+}
+
+/* acc += the products of a step. */
+static TAMIS_ALWAYS_INLINE __m256 add_step(__m256 acc, const f4_words *t, __m256 scale,
+                                           const f4_inputs *x)
+{
+    const __m256i outer = _mm256_add_epi16(t->near, t->far);
+    const __m256i middle = _mm256_madd_epi16(t->middle, _mm256_set1_epi16(256));
+    const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(outer, middle));
+    return _mm256_fmadd_ps(_mm256_mul_ps(sum, _mm256_loadu_ps(x->unit)), scale, acc);
 }
 
 static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
@@ -169,119 +169,144 @@ static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
 
 /* ---------------------------------------------------------------- one token */
 
-static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_rows *rows, int n_rows,
-                                           bool powers, const group_ahead *ahead)
+/* A step of one row. */
+static TAMIS_ALWAYS_INLINE __m256 token_step(__m256 acc, const uint8_t *codes, __m256 scale,
+                                             const f4_inputs *x)
 {
-    __m256 acc[PAIR] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, scale[PAIR];
-    __m256i u[PAIR][4];
-    for (int64_t step = 0; step < pass->whole; step++) {
-        group_ahead_fetch(ahead, n_rows, step * (F4_STEP_COLS / 2));
-        decode_rows(pass, rows, n_rows, powers, step, u, scale);
-        add_step(acc, n_rows, u, scale, pass->inputs + step);
+    const __m256i a = load(codes), b = load(codes + 32);
+    f4_words t = corrections_of(x);
+    __m256i u[2];
+    for (int part = 0; part < 2; part++) {
+        x = in_order(x, &t);
+        decode(u, a, b, part);
+        add_products(&t, u[0], u[0], x, 2 * part);
+        add_products(&t, u[1], u[1], x, 2 * part + 1);
     }
-    if (pass->whole < pass->n_steps) {
-        decode_rest(pass, rows, n_rows, u, scale);
-        add_step(acc, n_rows, u, scale, pass->inputs + pass->whole);
-    }
+    t.far = swap_words(t.far);
+    return add_step(acc, &t, scale, x);
+}
+
+static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *rows, int n_rows,
+                                           bool powers, int64_t row)
+{
+    const group_ahead ahead =
+        group_ahead_of(pass->w, row, n_rows, row + 2 * n_rows > pass->row_end);
+    __m256 acc[TOKEN_ROWS];
     for (int i = 0; i < n_rows; i++)
-        pass->y[rows->row - pass->row_begin + i] = sum_8(acc[i]);
+        acc[i] = _mm256_setzero_ps();
+    for (int64_t step = 0; step < pass->whole; step++) {
+        group_ahead_fetch(&ahead, n_rows, step * (F4_STEP_COLS / 2));
+        for (int i = 0; i < n_rows; i++)
+            acc[i] = token_step(acc[i], rows[i].codes + step * (F4_STEP_COLS / 2),
+                                scales_of(pass, &rows[i], powers, step), pass->inputs + step);
+    }
+    for (int i = 0; i < n_rows; i++) {
+        if (pass->whole < pass->n_steps) {
+            uint8_t rest[F4_STEP_COLS / 2];
+            copy_rest(rest, pass, &rows[i]);
+            acc[i] = token_step(acc[i], rest, scales_of_any(pass, rows[i].scales, pass->whole),
+                                pass->inputs + pass->whole);
+        }
+        pass->y[row - pass->row_begin + i] = sum_8(acc[i]);
+    }
 }
 
 static TAMIS_ALWAYS_INLINE void token_group(const f4_pass *pass, int64_t row, int n_rows)
 {
-    const f4_rows rows = rows_at(pass, row, n_rows);
-    const group_ahead ahead =
-        group_ahead_of(pass->w, row, n_rows, row + 2 * n_rows > pass->row_end);
-    if (rows.powers)
-        token_rows(pass, &rows, n_rows, true, &ahead);
+    f4_row rows[TOKEN_ROWS];
+    bool powers = true;
+    for (int i = 0; i < n_rows; i++) {
+        rows[i] = row_at(pass, row + i);
+        powers = powers && rows[i].powers;
+    }
+    if (powers)
+        token_rows(pass, rows, n_rows, true, row);
     else
-        token_rows(pass, &rows, n_rows, false, &ahead);
+        token_rows(pass, rows, n_rows, false, row);
 }
 
 static void one_token(const f4_pass *pass)
 {
     int64_t row = pass->row_begin;
-    for (; row + PAIR <= pass->row_end; row += PAIR)
-        token_group(pass, row, PAIR);
-    if (row < pass->row_end)
+    for (; row + TOKEN_ROWS <= pass->row_end; row += TOKEN_ROWS)
+        token_group(pass, row, TOKEN_ROWS);
+    for (; row < pass->row_end; row++)
         token_group(pass, row, 1);
 }
 
 /* ---------------------------------------------------------------- a tile of tokens */
 
-/* Sums of a pair of rows: [token][row of the pair][8]. */
-static TAMIS_ALWAYS_INLINE void tile_step(const f4_pass *pass, int n_rows, __m256i u[PAIR][4],
-                                          const __m256 scale[PAIR], int64_t step, float *sums)
+/* One step of a row with all tokens; sums: [token][8]. */
+static TAMIS_ALWAYS_INLINE void tile_step(const f4_pass *pass, const uint8_t *codes, __m256 scale,
+                                          int64_t step, float *sums)
 {
-    const f4_inputs *x = pass->inputs + step * pass->n_tokens;
-    for (int64_t t = 0; t < pass->n_tokens; t++, sums += 8 * PAIR) {
-        __m256 acc[PAIR];
-        for (int i = 0; i < n_rows; i++)
-            acc[i] = _mm256_load_ps(sums + 8 * i);
-        add_step(acc, n_rows, u, scale, x + t);
-        for (int i = 0; i < n_rows; i++)
-            _mm256_store_ps(sums + 8 * i, acc[i]);
+    const f4_inputs *x = pass->inputs + step * pass->n_tokens, *end = x + pass->n_tokens;
+    const __m256i a = load(codes), b = load(codes + 32);
+    __m256i u[4], far[4];
+    decode(u, a, b, 0);
+    decode(u + 2, a, b, 1);
+    for (int v = 0; v < 4; v++)
+        far[v] = swap_words(u[v]);
+    for (; x < end; x++, sums += 8) {
+        const f4_inputs *in = x;
+        f4_words t = corrections_of(in);
+        for (int v = 0; v < 4; v++) {
+            in = in_order(in, &t);
+            add_products(&t, u[v], far[v], in, v);
+        }
+        _mm256_store_ps(sums, add_step(_mm256_load_ps(sums), &t, scale, in));
     }
 }
 
-/* Steps [begin, end) of the rows. */
-static TAMIS_ALWAYS_INLINE void tile_rows(const f4_pass *pass, const f4_rows *rows, int n_rows,
-                                          bool powers, int64_t begin, int64_t end, float *sums)
+/* Steps [begin, end) of a row. */
+static TAMIS_ALWAYS_INLINE void tile_steps(const f4_pass *pass, const f4_row *row, bool powers,
+                                           int64_t begin, int64_t end, float *sums)
 {
-    __m256i u[PAIR][4];
-    __m256 scale[PAIR];
-    for (int64_t step = begin; step < end; step++) {
-        if (step < pass->whole)
-            decode_rows(pass, rows, n_rows, powers, step, u, scale);
-        else
-            decode_rest(pass, rows, n_rows, u, scale);
-        tile_step(pass, n_rows, u, scale, step, sums);
-    }
+    const int64_t whole = end < pass->whole ? end : pass->whole;
+    for (int64_t step = begin; step < whole; step++)
+        tile_step(pass, row->codes + step * (F4_STEP_COLS / 2), scales_of(pass, row, powers, step),
+                  step, sums);
 }
 
-static void tile_group(const f4_pass *pass, const f4_rows *rows, int n_rows, int64_t begin,
-                       int64_t end, float *sums)
+static void tile_row(const f4_pass *pass, const f4_row *row, int64_t begin, int64_t end,
+                     float *sums)
 {
-    if (n_rows == 1)
-        tile_rows(pass, rows, 1, false, begin, end, sums);
-    else if (rows->powers)
-        tile_rows(pass, rows, PAIR, true, begin, end, sums);
+    if (row->powers)
+        tile_steps(pass, row, true, begin, end, sums);
     else
-        tile_rows(pass, rows, PAIR, false, begin, end, sums);
-}
-
-static void store_sums(const f4_pass *pass, int64_t row, int n_rows, const float *sums)
-{
-    for (int64_t t = 0; t < pass->n_tokens; t++)
-        for (int i = 0; i < n_rows; i++)
-            pass->y[t * pass->y_stride + row - pass->row_begin + i] =
-                sum_8(_mm256_load_ps(sums + 8 * (PAIR * t + i)));
+        tile_steps(pass, row, false, begin, end, sums);
+    if (end > pass->whole) {
+        uint8_t rest[F4_STEP_COLS / 2];
+        copy_rest(rest, pass, row);
+        tile_step(pass, rest, scales_of_any(pass, row->scales, pass->whole), pass->whole, sums);
+    }
 }
 
 /* Up to TILE_ROWS rows from `row` on, chunks of steps outside, so that inputs are read once. */
-static void tile_block(const f4_pass *pass, int64_t row, int n_rows, float *sums)
+static void tile_block(const f4_pass *pass, int64_t row, int64_t n_rows, float *sums)
 {
-    const int64_t fit = TILE_BYTES / (pass->n_tokens * (int64_t)sizeof(f4_inputs));
-    const int64_t chunk = fit < 1 ? 1 : fit, pair_floats = 8 * PAIR * pass->n_tokens;
-    f4_rows rows[TILE_ROWS / PAIR];
-    for (int r = 0; r < n_rows; r += PAIR)
-        rows[r / PAIR] = rows_at(pass, row + r, n_rows - r < PAIR ? n_rows - r : PAIR);
-    memset(sums, 0, (size_t)((n_rows + 1) / PAIR * pair_floats) * sizeof *sums);
+    const int64_t n = pass->n_tokens, fit = TILE_BYTES / (n * (int64_t)sizeof(f4_inputs));
+    const int64_t chunk = fit < 1 ? 1 : fit;
+    f4_row rows[TILE_ROWS];
+    for (int64_t r = 0; r < n_rows; r++)
+        rows[r] = row_at(pass, row + r);
+    memset(sums, 0, (size_t)(8 * n * n_rows) * sizeof *sums);
     for (int64_t step = 0; step < pass->n_steps; step += chunk) {
         const int64_t end = pass->n_steps - step < chunk ? pass->n_steps : step + chunk;
-        for (int r = 0; r < n_rows; r += PAIR)
-            tile_group(pass, &rows[r / PAIR], n_rows - r < PAIR ? 1 : PAIR, step, end,
-                       sums + r / PAIR * pair_floats);
+        for (int64_t r = 0; r < n_rows; r++)
+            tile_row(pass, &rows[r], step, end, sums + 8 * n * r);
     }
-    for (int r = 0; r < n_rows; r += PAIR)
-        store_sums(pass, row + r, n_rows - r < PAIR ? 1 : PAIR, sums + r / PAIR * pair_floats);
+    for (int64_t t = 0; t < n; t++)
+        for (int64_t r = 0; r < n_rows; r++)
+            pass->y[t * pass->y_stride + row - pass->row_begin + r] =
+                sum_8(_mm256_load_ps(sums + 8 * (n * r + t)));
 }
 
 static void tile_tokens(const f4_pass *pass, float *sums)
 {
     for (int64_t row = pass->row_begin; row < pass->row_end; row += TILE_ROWS) {
         const int64_t left = pass->row_end - row;
-        tile_block(pass, row, (int)(left < TILE_ROWS ? left : TILE_ROWS), sums);
+        tile_block(pass, row, left < TILE_ROWS ? left : TILE_ROWS, sums);
     }
 }
 
@@ -304,7 +329,7 @@ TAMIS_KERNEL_linear(tamis_linear_f4_avx2)
         for (int64_t t = 0; t < n; t++)
             for (int64_t s = 0; s < pass.n_steps; s++)
                 tamis_f4_inputs_avx2(&inputs[s * n + t], x + (first + t) * x_stride,
-                                     s * F4_STEP_COLS, w->cols);
+                                     s * F4_STEP_COLS, w->cols, n > 1);
         if (n == 1)
             one_token(&pass);
         else

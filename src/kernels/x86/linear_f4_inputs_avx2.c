@@ -5,10 +5,11 @@
 #ifdef TAMIS_HAVE_AVX2
 #include "kernels/x86/linear_f4_avx2.h"
 
+#define F4_DIGITS 3
+
 /* Blocks b and b + 1, 8 registers of four columns each. */
 typedef struct two_blocks {
     __m256i digit[F4_DIGITS][2]; /* [part]: 8 even columns of a block, then 8 odd ones */
-    __m256i sums;                /* of q with h = 0, 0, 1, 1: pairs to be added */
     __m256 unit;
 } two_blocks;
 
@@ -49,11 +50,6 @@ static TAMIS_ALWAYS_INLINE void place_digits(two_blocks *to, int part, const __m
     to->digit[2][part] = _mm256_unpacklo_epi32(c, d);
 }
 
-static TAMIS_ALWAYS_INLINE __m256i add_4(const __m256i *q, int a, int b)
-{
-    return _mm256_add_epi32(_mm256_add_epi32(q[a], q[a + 1]), _mm256_add_epi32(q[b], q[b + 1]));
-}
-
 /* tamis_fixed_unit and tamis_fixed_round of 64 columns. */
 static TAMIS_ALWAYS_INLINE void blocks_of(two_blocks *to, const float *x)
 {
@@ -71,7 +67,6 @@ static TAMIS_ALWAYS_INLINE void blocks_of(two_blocks *to, const float *x)
                                    _mm256_cvtps_epi32(_mm256_mul_ps(load_columns(x, i), factor)));
     place_digits(to, 0, q);
     place_digits(to, 1, q + 4);
-    to->sums = _mm256_hadd_epi32(add_4(q, 0, 4), add_4(q, 2, 6));
     to->unit =
         _mm256_castsi256_ps(_mm256_blendv_epi8(unit, _mm256_set1_epi32(0x7fc00000), no_number));
 }
@@ -81,33 +76,57 @@ static TAMIS_ALWAYS_INLINE void store(void *to, __m256i v)
     _mm256_storeu_si256((__m256i *)to, v);
 }
 
-static TAMIS_ALWAYS_INLINE void inputs_of(f4_inputs *to, const float *x)
+/* -12 times the sum of the 16 columns of each lane. */
+static TAMIS_ALWAYS_INLINE __m256i correction_of(const __m256i digit[4])
 {
+    const __m256i one = _mm256_set1_epi8(1), shift = _mm256_set1_epi16(-F4_CODE_SHIFT);
+    __m256i sum = _mm256_setzero_si256();
+    for (int v = 0; v < 4; v++)
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(one, digit[v]));
+    return _mm256_madd_epi16(sum, shift);
+}
+
+static TAMIS_ALWAYS_INLINE void store_corrections(f4_inputs *to, __m256i digit[F4_DIGITS][4])
+{
+    const __m256i low = _mm256_add_epi32(correction_of(digit[0]), _mm256_set1_epi32(0x8000));
+    const __m256i high = _mm256_slli_epi32(correction_of(digit[2]), 16);
+    const __m256i half = _mm256_srai_epi32(correction_of(digit[1]), 1);
+    const __m256i both = _mm256_blend_epi16(half, _mm256_slli_epi32(half, 16), 0xaa);
+    store(to->correction, _mm256_blend_epi16(low, high, 0xaa));
+    store(to->middle_correction, _mm256_sub_epi16(both, _mm256_set1_epi32(0x8000 / 256)));
+}
+
+static TAMIS_ALWAYS_INLINE void inputs_of(f4_inputs *to, const float *x, bool swapped)
+{
+    __m256i digit[F4_DIGITS][4];
     two_blocks a, b;
     blocks_of(&a, x);
     blocks_of(&b, x + 64);
     for (int d = 0; d < F4_DIGITS; d++)
         for (int part = 0; part < 2; part++) {
-            store(to->digit[d][2 * part],
-                  _mm256_unpacklo_epi64(a.digit[d][part], b.digit[d][part]));
-            store(to->digit[d][2 * part + 1],
-                  _mm256_unpackhi_epi64(a.digit[d][part], b.digit[d][part]));
+            digit[d][2 * part] = _mm256_unpacklo_epi64(a.digit[d][part], b.digit[d][part]);
+            digit[d][2 * part + 1] = _mm256_unpackhi_epi64(a.digit[d][part], b.digit[d][part]);
         }
-    const __m256i sums = _mm256_hadd_epi32(a.sums, b.sums);
-    store(to->shifted, _mm256_mullo_epi32(sums, _mm256_set1_epi32(F4_CODE_SHIFT)));
+    for (int v = 0; v < 4; v++) {
+        const __m256i far = _mm256_blend_epi16(digit[2][v], digit[0][v], 0xaa);
+        store(to->near[v], _mm256_blend_epi16(digit[0][v], digit[2][v], 0xaa));
+        store(to->far[v], swapped ? swap_words(far) : far);
+        store(to->middle[v], digit[1][v]);
+    }
+    store_corrections(to, digit);
     _mm256_storeu_ps(to->unit, _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a.unit),
                                                                    _mm256_castps_pd(b.unit))));
 }
 
-void tamis_f4_inputs_avx2(f4_inputs *to, const float *x, int64_t begin, int64_t cols)
+void tamis_f4_inputs_avx2(f4_inputs *to, const float *x, int64_t begin, int64_t cols, bool swapped)
 {
     const int64_t left = cols - begin;
     if (left >= F4_STEP_COLS) {
-        inputs_of(to, x + begin);
+        inputs_of(to, x + begin, swapped);
         return;
     }
     float padded[F4_STEP_COLS] = {0};
     memcpy(padded, x + begin, (size_t)left * sizeof *x);
-    inputs_of(to, padded);
+    inputs_of(to, padded, swapped);
 }
 #endif
