@@ -389,9 +389,18 @@ static void many_tokens(many_pass *pass, const float *x, int64_t x_stride, float
     }
 }
 
+/* From so many tokens on panels are faster: what is stored as f32 costs more here. */
+static int64_t min_panel_tokens(const tamis_matrix *w)
+{
+    const bool powers = !w->scale || w->scale_dtype == TAMIS_DTYPE_F8_E8M0;
+    return w->dtype == TAMIS_DTYPE_BF16 || (w->dtype == TAMIS_DTYPE_F8_E4M3 && powers)
+               ? TOKEN_BLOCK + 1
+               : 16;
+}
+
 TAMIS_KERNEL_linear(tamis_linear_many_avx2)
 {
-    if (n_tokens >= MIN_PANEL_TOKENS && row_end - row_begin >= PANEL_ROWS) {
+    if (n_tokens >= min_panel_tokens(w) && row_end - row_begin >= PANEL_ROWS) {
         tamis_linear_panels_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end,
                                  scratch);
         return;

@@ -4,9 +4,8 @@
 
 #include "kernels/x86/weights_avx2.h"
 
-/* Any matrix, any number of tokens; the faster path from so many tokens on. */
+/* Any matrix, any number of tokens. */
 TAMIS_KERNEL_linear(tamis_linear_panels_avx2);
-#define MIN_PANEL_TOKENS 25
 
 /* Rows of a panel of weights. */
 #define PANEL_ROWS 16
