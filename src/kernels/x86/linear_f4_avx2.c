@@ -3,16 +3,16 @@
  *
  * A table turns codes into bytes 2 value + 12, which are multiplied with digits of the inputs and
  * added in words (linear_f4_avx2.h says which); modulo 2^16 and 2^32 nothing is lost. Products are
- * made and added in turns, as few registers and the pipes that multiply like it. One token: codes
- * are decoded where they are used. More: 128 columns of a row are decoded once, and all tokens of a
- * tile follow, whose inputs of some columns lie in the first cache level.
+ * made and added in turns, as few registers and the pipes that multiply like it. One token:
+ * a pair of rows, sums in registers. More: 128 columns of a row are decoded once, and all tokens of
+ * a tile follow, whose inputs of some columns lie in the first cache level.
  */
 #ifdef TAMIS_HAVE_AVX2
 #include "kernels/x86/linear_f4_avx2.h"
 #include "kernels/x86/table_x86.h"
 
 #define TILE_TOKENS 24
-#define TILE_ROWS   32
+#define TILE_ROWS   64
 #define TILE_BYTES  22528 /* of inputs that a pass over the rows reads again and again */
 #define TOKEN_ROWS  2
 
@@ -37,16 +37,20 @@ static TAMIS_ALWAYS_INLINE __m256i load(const void *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* Even and odd columns of one part of 128: 2 value + 12. a, b: the codes. */
-static TAMIS_ALWAYS_INLINE void decode(__m256i u[2], __m256i a, __m256i b, int part)
+/* 128 columns of a row: 2 value + 12. */
+static TAMIS_ALWAYS_INLINE void decode(__m256i u[4], const uint8_t *codes)
 {
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i table =
         _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15,
                          16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-    const __m256i c = part == 0 ? _mm256_unpacklo_epi64(a, b) : _mm256_unpackhi_epi64(a, b);
-    u[0] = _mm256_shuffle_epi8(table, _mm256_and_si256(c, nibble));
-    u[1] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(c, 4), nibble));
+    const __m256i a = load(codes), b = load(codes + 32);
+    for (int part = 0; part < 2; part++) {
+        const __m256i c = part == 0 ? _mm256_unpacklo_epi64(a, b) : _mm256_unpackhi_epi64(a, b);
+        u[2 * part] = _mm256_shuffle_epi8(table, _mm256_and_si256(c, nibble));
+        u[2 * part + 1] =
+            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(c, 4), nibble));
+    }
 }
 
 /* Whether the scales of a row's whole steps can be read as exponents. */
@@ -173,14 +177,12 @@ static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
 static TAMIS_ALWAYS_INLINE __m256 token_step(__m256 acc, const uint8_t *codes, __m256 scale,
                                              const f4_inputs *x)
 {
-    const __m256i a = load(codes), b = load(codes + 32);
     f4_words t = corrections_of(x);
-    __m256i u[2];
-    for (int part = 0; part < 2; part++) {
+    __m256i u[4];
+    decode(u, codes);
+    for (int v = 0; v < 4; v++) {
         x = in_order(x, &t);
-        decode(u, a, b, part);
-        add_products(&t, u[0], u[0], x, 2 * part);
-        add_products(&t, u[1], u[1], x, 2 * part + 1);
+        add_products(&t, u[v], u[v], x, v);
     }
     t.far = swap_words(t.far);
     return add_step(acc, &t, scale, x);
@@ -241,10 +243,8 @@ static TAMIS_ALWAYS_INLINE void tile_step(const f4_pass *pass, const uint8_t *co
                                           int64_t step, float *sums)
 {
     const f4_inputs *x = pass->inputs + step * pass->n_tokens, *end = x + pass->n_tokens;
-    const __m256i a = load(codes), b = load(codes + 32);
     __m256i u[4], far[4];
-    decode(u, a, b, 0);
-    decode(u + 2, a, b, 1);
+    decode(u, codes);
     for (int v = 0; v < 4; v++)
         far[v] = swap_words(u[v]);
     for (; x < end; x++, sums += 8) {
