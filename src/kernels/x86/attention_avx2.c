@@ -53,10 +53,20 @@ static TAMIS_ALWAYS_INLINE int64_t even_tile(int64_t left)
     return (left + n_tiles - 1) / n_tiles;
 }
 
+/* Fewer turns of a loop, and its end is foreseen. */
+#if defined(__clang__)
+#define FOUR_A_TURN _Pragma("clang loop unroll_count(4)")
+#elif defined(__GNUC__)
+#define FOUR_A_TURN _Pragma("GCC unroll 4")
+#else
+#define FOUR_A_TURN
+#endif
+
 /* dot[i] += panel . row i, over n channels. */
 static TAMIS_ALWAYS_INLINE void dot_tile(int n_rows, v16 dot[TILE_ROWS], const float *panel,
                                          const float *rows, int64_t row_stride, int64_t n)
 {
+    FOUR_A_TURN
     for (int64_t d = 0; d < n; d++) {
         const v16 q = v16_in_registers(v16_load(panel + d * TAMIS_LANES));
         for (int i = 0; i < n_rows; i++) {
@@ -190,6 +200,37 @@ static void panel_scores(float *scores, int64_t score_stride, const float *panel
     }
 }
 
+/* Differences from the maximum down to here need no subnormals on the way to exp. */
+#define NEAR_TOP (-80.0f)
+
+/*
+ * exp_8 of numbers between NEAR_TOP and 0, or NaN: nothing is clamped, and 2^n is one number, whose
+ * exponent is in the low bits of t.
+ */
+static TAMIS_ALWAYS_INLINE __m256 exp_near_8(__m256 x)
+{
+    const __m256 magic = _mm256_set1_ps(0x1.8p+23f);
+    const __m256 t = _mm256_fmadd_ps(x, _mm256_set1_ps(TAMIS_LOG2E), magic);
+    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(t), 23);
+    const __m256i scale = _mm256_add_epi32(exponent, _mm256_set1_epi32(0x3f800000));
+    return _mm256_mul_ps(exp_reduced_8(x, _mm256_sub_ps(t, magic)), _mm256_castsi256_ps(scale));
+}
+
+/* Scores of 8 heads become exp(score - top) in place, rounded if running; returns their sums. */
+static TAMIS_ALWAYS_INLINE __m256 weights_8(tamis_attn_fold fold, bool is_near, float *scores,
+                                            int64_t score_stride, int64_t n_rows, __m256 top)
+{
+    __m256 sum = _mm256_setzero_ps();
+    for (int64_t j = 0; j < n_rows; j++) {
+        float *s = scores + j * score_stride;
+        const __m256 x = _mm256_sub_ps(_mm256_loadu_ps(s), top);
+        const __m256 p = is_near ? exp_near_8(x) : exp_8(x);
+        _mm256_storeu_ps(s, fold == TAMIS_ATTN_RUNNING ? bf16_round_8(p) : p);
+        sum = _mm256_add_ps(sum, p);
+    }
+    return sum;
+}
+
 /*
  * Scores of 8 heads become p in place (rounded if running); m and l of the first `here` of them are
  * stored. Unless the chunk is alone they go on from what m and l hold: shrink[0..7] is the factor
@@ -202,15 +243,17 @@ static TAMIS_ALWAYS_INLINE void softmax_8(tamis_attn_fold fold, float *scores, i
     const __m256i lanes = first_lanes(here);
     const __m256 none = _mm256_set1_ps(-INFINITY);
     const __m256 before = fold == TAMIS_ATTN_ALONE ? none : _mm256_maskload_ps(m, lanes);
-    __m256 top = fold == TAMIS_ATTN_RUNNING ? before : none, sum = _mm256_setzero_ps();
-    for (int64_t j = 0; j < n_rows; j++)
-        top = _mm256_max_ps(_mm256_loadu_ps(scores + j * score_stride), top); /* s > m ? s : m */
+    __m256 top = fold == TAMIS_ATTN_RUNNING ? before : none, bottom = _mm256_set1_ps(INFINITY);
     for (int64_t j = 0; j < n_rows; j++) {
-        float *s = scores + j * score_stride;
-        const __m256 p = exp_8(_mm256_sub_ps(_mm256_loadu_ps(s), top));
-        _mm256_storeu_ps(s, fold == TAMIS_ATTN_RUNNING ? bf16_round_8(p) : p);
-        sum = _mm256_add_ps(sum, p);
+        const __m256 s = _mm256_loadu_ps(scores + j * score_stride);
+        top = _mm256_max_ps(s, top); /* s > m ? s : m */
+        bottom = _mm256_min_ps(bottom, s);
     }
+    const __m256 is_near =
+        _mm256_cmp_ps(_mm256_sub_ps(bottom, top), _mm256_set1_ps(NEAR_TOP), _CMP_GE_OQ);
+    __m256 sum = _mm256_movemask_ps(is_near) == 0xff
+                     ? weights_8(fold, true, scores, score_stride, n_rows, top)
+                     : weights_8(fold, false, scores, score_stride, n_rows, top);
     if (fold == TAMIS_ATTN_MERGED) {
         const __m256 chunk = top;
         top = _mm256_max_ps(chunk, before);

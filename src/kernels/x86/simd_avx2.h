@@ -220,14 +220,9 @@ static inline void cached_row_expand(float *dst, const void *src, tamis_dtype dt
 
 /* ---------------------------------------------------------------- exp */
 
-/* tamis_math_exp, operation by operation. */
-static TAMIS_ALWAYS_INLINE __m256 exp_8(__m256 x)
+/* The rest of tamis_math_exp after its n: exp(c) / 2^n. */
+static TAMIS_ALWAYS_INLINE __m256 exp_reduced_8(__m256 c, __m256 n)
 {
-    const __m256 magic = _mm256_set1_ps(0x1.8p+23f);
-    const __m256 c =
-        _mm256_max_ps(_mm256_set1_ps(-110.0f), _mm256_min_ps(_mm256_set1_ps(90.0f), x));
-    const __m256 t = _mm256_fmadd_ps(c, _mm256_set1_ps(TAMIS_LOG2E), magic);
-    const __m256 n = _mm256_sub_ps(t, magic);
     __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-TAMIS_LN2_HI), c);
     r = _mm256_fmadd_ps(n, _mm256_set1_ps(-TAMIS_LN2_LO), r);
     __m256 p = _mm256_set1_ps(0x1.6a23f2p-10f);
@@ -235,7 +230,17 @@ static TAMIS_ALWAYS_INLINE __m256 exp_8(__m256 x)
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.5558f2p-5f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.555492p-3f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.fffffcp-2f));
-    p = _mm256_add_ps(_mm256_fmadd_ps(_mm256_mul_ps(p, r), r, r), _mm256_set1_ps(1.0f));
+    return _mm256_add_ps(_mm256_fmadd_ps(_mm256_mul_ps(p, r), r, r), _mm256_set1_ps(1.0f));
+}
+
+/* tamis_math_exp, operation by operation. */
+static TAMIS_ALWAYS_INLINE __m256 exp_8(__m256 x)
+{
+    const __m256 magic = _mm256_set1_ps(0x1.8p+23f);
+    const __m256 c =
+        _mm256_max_ps(_mm256_set1_ps(-110.0f), _mm256_min_ps(_mm256_set1_ps(90.0f), x));
+    const __m256 t = _mm256_fmadd_ps(c, _mm256_set1_ps(TAMIS_LOG2E), magic);
+    __m256 p = exp_reduced_8(c, _mm256_sub_ps(t, magic));
     const __m256i biased =
         _mm256_add_epi32(_mm256_sub_epi32(_mm256_castps_si256(t), _mm256_castps_si256(magic)),
                          _mm256_set1_epi32(256));
