@@ -27,7 +27,8 @@ typedef struct f4_pass {
 
 typedef struct f4_row {
     const uint8_t *codes, *scales;
-    bool powers; /* the scales of whole steps: four bytes, neither 0 nor 255 */
+    const uint8_t *next; /* codes that are asked for ahead; the last row names itself */
+    bool powers;         /* the scales of whole steps: four bytes, neither 0 nor 255 */
 } f4_row;
 
 /* ---------------------------------------------------------------- weights */
@@ -74,6 +75,7 @@ static f4_row row_at(const f4_pass *pass, int64_t row)
 {
     const tamis_matrix *w = pass->w;
     f4_row r = {.codes = tamis_weight_row(w, row)};
+    r.next = r.codes + (row + 1 < pass->row_end ? w->row_bytes : 0);
     r.scales = w->scale != NULL ? tamis_scale_row(w, row) : NULL;
     r.powers = w->scale != NULL && w->scale_dtype == TAMIS_DTYPE_F8_E8M0 && w->block_cols == 32 &&
                are_powers(pass, r.scales);
@@ -238,47 +240,55 @@ static void one_token(const f4_pass *pass)
 
 /* ---------------------------------------------------------------- a tile of tokens */
 
-/* One step of a row with all tokens; sums: [token][8]. */
-static TAMIS_ALWAYS_INLINE void tile_step(const f4_pass *pass, const uint8_t *codes, __m256 scale,
-                                          int64_t step, float *sums)
+/* One step of a row with n tokens; sums: [token][8]. */
+static TAMIS_ALWAYS_INLINE void tile_step(const f4_inputs *x, int64_t n, const uint8_t *codes,
+                                          __m256 scale, float *sums)
 {
-    const f4_inputs *x = pass->inputs + step * pass->n_tokens, *end = x + pass->n_tokens;
     __m256i u[4], far[4];
     decode(u, codes);
     for (int v = 0; v < 4; v++)
         far[v] = swap_words(u[v]);
-    for (; x < end; x++, sums += 8) {
-        const f4_inputs *in = x;
+    for (int64_t i = 0; i < n; i++) {
+        const f4_inputs *in = x + i;
         f4_words t = corrections_of(in);
         for (int v = 0; v < 4; v++) {
             in = in_order(in, &t);
             add_products(&t, u[v], far[v], in, v);
         }
-        _mm256_store_ps(sums, add_step(_mm256_load_ps(sums), &t, scale, in));
+        _mm256_store_ps(sums + 8 * i, add_step(_mm256_load_ps(sums + 8 * i), &t, scale, in));
     }
 }
 
-/* Steps [begin, end) of a row. */
+/* Whole steps [begin, end) of a row. */
 static TAMIS_ALWAYS_INLINE void tile_steps(const f4_pass *pass, const f4_row *row, bool powers,
-                                           int64_t begin, int64_t end, float *sums)
+                                           int64_t n, int64_t begin, int64_t end, float *sums)
 {
-    const int64_t whole = end < pass->whole ? end : pass->whole;
-    for (int64_t step = begin; step < whole; step++)
-        tile_step(pass, row->codes + step * (F4_STEP_COLS / 2), scales_of(pass, row, powers, step),
-                  step, sums);
+    for (int64_t step = begin; step < end; step++) {
+        const int64_t at = step * (F4_STEP_COLS / 2);
+        _mm_prefetch(row->next + at, _MM_HINT_T0);
+        tile_step(pass->inputs + step * n, n, row->codes + at, scales_of(pass, row, powers, step),
+                  sums);
+    }
 }
 
+/* Two and three tokens know their number: their loops over tokens are none. */
 static void tile_row(const f4_pass *pass, const f4_row *row, int64_t begin, int64_t end,
                      float *sums)
 {
-    if (row->powers)
-        tile_steps(pass, row, true, begin, end, sums);
+    const int64_t n = pass->n_tokens, stop = end < pass->whole ? end : pass->whole;
+    if (!row->powers)
+        tile_steps(pass, row, false, n, begin, stop, sums);
+    else if (n == 2)
+        tile_steps(pass, row, true, 2, begin, stop, sums);
+    else if (n == 3)
+        tile_steps(pass, row, true, 3, begin, stop, sums);
     else
-        tile_steps(pass, row, false, begin, end, sums);
+        tile_steps(pass, row, true, n, begin, stop, sums);
     if (end > pass->whole) {
         uint8_t rest[F4_STEP_COLS / 2];
         copy_rest(rest, pass, row);
-        tile_step(pass, rest, scales_of_any(pass, row->scales, pass->whole), pass->whole, sums);
+        tile_step(pass->inputs + pass->whole * n, n, rest,
+                  scales_of_any(pass, row->scales, pass->whole), sums);
     }
 }
 
