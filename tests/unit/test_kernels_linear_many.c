@@ -110,14 +110,14 @@ static void check_new_case(test_rng *rng, tamis_dtype dtype, int64_t rows, int64
     case_free(&c);
 }
 
-/* Every type at 4 to 40 tokens, rows and columns of every remainder. */
+/* Every type at 1 to 40 tokens, rows and columns of every remainder. */
 static void test_all_token_counts(void **state)
 {
     (void)state;
     test_rng rng = test_rng_start("linear many", 20241130);
     for (int round = 0; round < (TEST_IS_SANITIZED ? 1 : 2); round++)
         for (int type = 0; type < NUM_WEIGHT_TYPES; type++)
-            for (int64_t tokens = 4; tokens <= 40; tokens++)
+            for (int64_t tokens = 1; tokens <= 40; tokens++)
                 check_new_case(&rng, weight_types[type], test_rng_int(&rng, 1, 40),
                                PICK(&rng, all_cols), tokens);
 }
@@ -193,8 +193,10 @@ static void test_every_code(void **state)
                                       : (uint8_t)(first + (r + c) % 4);
             FOR_EACH_LEVEL(level)
             {
-                tamis_kernels_for(level_at(level))
-                    ->linear(y[0], ROWS, x[0], COLS, TOKENS, &w, 0, ROWS, scratch);
+                const int64_t step = first % 8 == 0 ? TOKENS : TOKENS / 4; /* panels or not */
+                for (int64_t t = 0; t < TOKENS; t += step)
+                    tamis_kernels_for(level_at(level))
+                        ->linear(y[t], ROWS, x[t], COLS, step, &w, 0, ROWS, scratch);
                 for (int t = 0; t < TOKENS; t++)
                     for (int r = 0; r < ROWS; r++)
                         assert_true(y[t][r] == (float)kernel_ref_weight(&w, r, t));
@@ -202,12 +204,62 @@ static void test_every_code(void **state)
         }
 }
 
+/*
+ * FP8 under scales that inputs can take, but for one NaN, one scale too large for that, one that is
+ * no power of two, or one input that would vanish: all levels agree, and no row but that of the NaN
+ * is one.
+ */
+static void test_one_odd_value(void **state)
+{
+    (void)state;
+    enum { ROWS = 20, COLS = 1408, BLOCK = 128, SCALES = COLS / BLOCK, TOKENS = 26 };
+    static uint8_t bytes[ROWS][COLS];
+    static float x[TOKENS][COLS], scale[1][SCALES];
+    test_rng rng = test_rng_start("linear odd value", 20241134);
+    for (int round = 0; round < 4 * TOKENS; round += TEST_IS_SANITIZED ? 5 : 1) {
+        const int kind = round % 4;
+        const int64_t row = test_rng_int(&rng, 0, ROWS - 1), col = test_rng_int(&rng, 0, COLS - 1);
+        many_case c = {.n_tokens = round / 4 + 1, .row_end = ROWS, .x_stride = COLS};
+        c.matrix.view = (tamis_matrix){.dtype = TAMIS_DTYPE_F8_E4M3,
+                                       .rows = ROWS,
+                                       .cols = COLS,
+                                       .data = bytes,
+                                       .row_bytes = COLS,
+                                       .scale = scale,
+                                       .scale_dtype = TAMIS_DTYPE_F32,
+                                       .block_rows = BLOCK,
+                                       .block_cols = BLOCK,
+                                       .scale_row_bytes = sizeof scale[0]};
+        c.y_stride = ROWS;
+        c.x.data = (void *)x;
+        test_rng_fill_bytes(&rng, bytes, sizeof bytes);
+        for (int64_t i = 0; i < ROWS * COLS; i++)
+            bytes[i / COLS][i % COLS] &= 0xf7; /* no NaN */
+        for (int i = 0; i < SCALES; i++)
+            scale[0][i] = 0x1p-7f * (float)(1 << test_rng_int(&rng, 0, 3));
+        for (int64_t t = 0; t < TOKENS; t++)
+            kernel_fill(&rng, KERNEL_DATA_NORMAL, x[t], COLS);
+        if (kind == 0)
+            bytes[row][col] = 0xff;
+        else if (kind == 3)
+            x[c.n_tokens - 1][col] = 0x1p-149f;
+        else
+            scale[0][col / BLOCK] = kind == 1 ? 0x1p+8f : 0.7f;
+        check_levels(&c, &rng);
+        test_guard y = case_run(&c, tamis_cpu_level_available(), c.n_tokens, rng);
+        for (int64_t i = 0; i < c.n_tokens * ROWS; i++)
+            assert_true((((float *)y.data)[i] != ((float *)y.data)[i]) ==
+                        (kind == 0 && i % ROWS == row));
+        test_guard_free(&y);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_token_counts), cmocka_unit_test(test_all_columns),
         cmocka_unit_test(test_blocks),           cmocka_unit_test(test_tokens_alone),
-        cmocka_unit_test(test_every_code),
+        cmocka_unit_test(test_every_code),       cmocka_unit_test(test_one_odd_value),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

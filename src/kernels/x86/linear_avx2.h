@@ -6,11 +6,11 @@
 #include "kernels/x86/planes_avx2.h"
 #include "kernels/x86/weights_avx2.h"
 
-/* Weights decoded in registers, n_tokens <= FUSED_TOKENS, matrices that weights_can_fuse. */
+/* Weights decoded in registers, n_tokens <= FUSED_TOKENS, matrices that planes_can_fuse. */
 TAMIS_KERNEL_linear(tamis_linear_few_avx2);
 /* FP4 in blocks (tamis_f4_in_blocks): sums in integers, any number of tokens. */
 TAMIS_KERNEL_linear(tamis_linear_f4_avx2);
-/* Rows expanded to f32 first: any matrix, any number of tokens. */
+/* Rows decoded to a buffer first: any matrix, any number of tokens. */
 TAMIS_KERNEL_linear(tamis_linear_many_avx2);
 
 /*
