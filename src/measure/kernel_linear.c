@@ -163,7 +163,9 @@ static void bench_absorb(tamis_kernel_bench *bench)
                              .y = tamis_kernel_bench_take(bench, n * sizeof(float)),
                              .scratch = tamis_kernel_bench_take(bench, TAMIS_LINEAR_T_SCRATCH *
                                                                            sizeof(float))}};
-    const uint8_t *powers = tamis_kernel_bench_bytes(bench, 4096);
+    uint8_t *powers = tamis_kernel_bench_take(bench, 4096);
+    if (powers != NULL)
+        memset(powers, 120, 4096); /* as above */
     for (size_t f = 0; f < 2; f++)
         for (size_t t = 0; t < 3; t++) {
             a.base.w = matrix(&formats[f], 2 * MLA_HEADS * MLA_NOPE, MLA_RANK, powers);
