@@ -7,8 +7,8 @@
 #include "support/kernel_ref_lowbit.h"
 #include "support/sanitized.h"
 
-static const int64_t key_dims[] = {2,  4,  14, 16,  18,  30,  32,  34,
-                                   62, 64, 96, 100, 128, 160, 256, 600};
+static const int64_t key_dims[] = {2,  4,  14,  16,  18,  30,  32,  34,  62,
+                                   64, 96, 100, 128, 160, 256, 508, 512, 600};
 #define ROUNDS (TEST_IS_SANITIZED ? 60 : 300)
 
 typedef struct low_case {
@@ -251,6 +251,52 @@ static void test_largest_dim_i8(void **state)
     }
 }
 
+/* A row of -128 and 0 whose dot with codes of -128, and 1 in the last place, is what is wanted. */
+static void row_with_dot(int8_t *row, int64_t dim, int32_t dot)
+{
+    int32_t left = dot / 128;
+    for (int64_t d = 0; d < dim - 1; d++) {
+        const int32_t take = left < 128 ? left : 128;
+        row[d] = (int8_t)-take;
+        left -= take;
+    }
+    row[dim - 1] = (int8_t)(dot % 128);
+    assert_int_equal(left, 0);
+}
+
+/* Dots beside and at the ties of FP16, up to the largest of 510 channels. */
+static void test_steps_i8(void **state)
+{
+    (void)state;
+    enum { DIM = 510, LARGEST = 509 * 128 * 128 };
+    static int8_t q[16 * DIM], row[DIM + 2];
+    static const float weights[16] = {1.0f};
+    _Alignas(64) static float scratch[TAMIS_INDEX_SCRATCH(DIM, 1)];
+    _Alignas(64) static uint8_t query[TAMIS_INDEX_QUERY_BYTES(DIM, 1)];
+    tamis_row_format i8;
+    assert_int_equal(tamis_row_format_make(&i8, TAMIS_ROWS_INDEX_INT8, DIM, 0, NULL), 0);
+    row[DIM + 1] = 0x3c;
+    memset(q, -128, DIM - 1);
+    q[DIM - 1] = 1;
+    FOR_EACH_LEVEL(level)
+    {
+        const tamis_kernels *kernels = tamis_kernels_for(level_at(level));
+        kernels->index_query_i8(query, q, weights, 1, DIM);
+        for (int32_t power = 2048; power <= LARGEST; power *= 2)
+            for (int32_t i = 0; i < 3 * 64; i++) {
+                const int32_t step = power / 1024, tie = (i / 3 * 16 + 15) * step + step / 2;
+                const int32_t dot = power + tie + i % 3 - 1;
+                if (dot > LARGEST)
+                    break;
+                float score;
+                row_with_dot(row, DIM, dot);
+                kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, NULL,
+                                        scratch);
+                assert_true(score == (float)lowbit_ref_f16((double)dot * 0x1p-10));
+            }
+    }
+}
+
 /* ---------------------------------------------------------------- FP8 keys */
 
 static void test_index_score_f8(void **state)
@@ -318,7 +364,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_index_score_f4), cmocka_unit_test(test_index_score_i8),
         cmocka_unit_test(test_extreme_codes),  cmocka_unit_test(test_largest_dim_i8),
-        cmocka_unit_test(test_index_score_f8),
+        cmocka_unit_test(test_steps_i8),       cmocka_unit_test(test_index_score_f8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,8 +24,9 @@
 #else
 #define KEEP_POINTER(p) (void)(p)
 #endif
-/* From here on FP16 does not hold every step. */
-#define MAX_DIM 4096
+/* Below it a dot has at most 23 bits, which add_step_8 counts on, and its step is an FP16 number.
+ */
+#define MAX_DIM 512
 
 /* What the tile reads for 4 channels of a panel, side by side so that one pointer walks over it. */
 typedef struct i8_group {
@@ -104,38 +105,46 @@ static TAMIS_ALWAYS_INLINE __m256i key_load(const uint8_t *codes, int64_t n)
     return load_32_bytes(buffer);
 }
 
+/* 4 times the top bits of every group, its first channel lowest, as words of 4 bytes. */
+static TAMIS_ALWAYS_INLINE __m256i top_bits(__m256i codes)
+{
+    const __m256i bits = _mm256_and_si256(_mm256_srli_epi16(codes, 7), _mm256_set1_epi8(1));
+    const __m256i twos = _mm256_maddubs_epi16(bits, _mm256_set1_epi32(0x20100804));
+    return _mm256_madd_epi16(twos, _mm256_set1_epi16(1));
+}
+
 /* low: k & 127; tops[g]: 4 times the top bits of group g. Zeros from head_dim to a multiple of 64.
  */
 static TAMIS_ALWAYS_INLINE void key_split(uint8_t *low, uint8_t *tops, const uint8_t *codes,
                                           int64_t head_dim)
 {
     const __m256i seven = _mm256_set1_epi8(127);
-    const uint64_t nibbles = UINT64_C(0x3c3c3c3c3c3c3c3c);
     for (int64_t d = 0; d < head_dim; d += 64) {
         const __m256i first = key_load(codes + d, head_dim - d);
         const __m256i second = key_load(codes + d + 32, head_dim - d - 32);
         _mm256_storeu_si256((__m256i *)(low + d), _mm256_and_si256(first, seven));
         _mm256_storeu_si256((__m256i *)(low + d + 32), _mm256_and_si256(second, seven));
-        const uint64_t bits = (uint32_t)_mm256_movemask_epi8(first) |
-                              (uint64_t)(uint32_t)_mm256_movemask_epi8(second) << 32;
-        const __m128i even = _mm_cvtsi64_si128((int64_t)(bits << 2 & nibbles));
-        const __m128i odd = _mm_cvtsi64_si128((int64_t)(bits >> 2 & nibbles));
-        _mm_storeu_si128((__m128i *)(tops + d / 4), _mm_unpacklo_epi8(even, odd));
+        /* groups 0-3, 8-11 and 4-7, 12-15 */
+        const __m256i words = _mm256_packs_epi32(top_bits(first), top_bits(second));
+        const __m128i bytes =
+            _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        _mm_storeu_si128((__m128i *)(tops + d / 4), _mm_shuffle_epi32(bytes, 0xd8));
     }
 }
 
 /* ---------------------------------------------------------------- scores */
 
 /*
- * weight * f16(relu(dot) * 2^-10), added to the sums of 8 heads. FP16 keeps 11 bits of a step: the
- * sum with 2^13 + 1 times the number and back rounds there, to nearest even, and the power of two
- * is with the weight.
+ * weight * f16(relu(dot) * 2^-10), added to the sums of 8 heads. FP16 keeps 11 bits of a step:
+ * (2^13 + 1) times the number ends 13 bits above it, and what is left without 2^13 times the number
+ * is it, rounded there, to nearest even. Not so for an odd number of 24 bits just below a power of
+ * two, for the product then ends a bit higher. The power of two is with the weight.
  */
 static TAMIS_ALWAYS_INLINE __m256 add_step_8(__m256 sum, __m256i dot, __m256 scaled)
 {
     const __m256 relu = _mm256_cvtepi32_ps(_mm256_max_epi32(dot, _mm256_setzero_si256()));
     const __m256 big = _mm256_mul_ps(relu, _mm256_set1_ps(8193.0f));
-    const __m256 step = _mm256_sub_ps(big, _mm256_sub_ps(big, relu));
+    const __m256 step = _mm256_fmadd_ps(relu, _mm256_set1_ps(-8192.0f), big);
     return _mm256_fmadd_ps(scaled, step, sum);
 }
 
