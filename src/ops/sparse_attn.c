@@ -373,8 +373,8 @@ void tamis_attn_run(const tamis_exec *exec, const tamis_attn_job *job)
 {
     const bool is_exact = exec->profile == TAMIS_PROFILE_EXACT;
     attn_pass pass = {exec, job, is_exact ? TAMIS_ATTN_MERGED : TAMIS_ATTN_RUNNING};
-    const bool by_heads =
-        !is_exact || (job->partition->has_split_items && panels_come_out_even(job));
+    const bool by_heads = !is_exact || (job->reads_twice && job->partition->has_split_items &&
+                                        panels_come_out_even(job));
     const int64_t n_chunks = job->partition->unit_start[job->n_tokens];
     const bool is_worth_waking =
         n_chunks * TAMIS_ATTN_CHUNK * 2 * (int64_t)padded(job->num_heads) * job->head_dim >
