@@ -112,11 +112,14 @@ void tamis_noise_fill_scales(tamis_noise *noise, void *scales, size_t bytes, tam
 {
     const float scale = 1.0f / (sqrtf((float)cols) * size_of_codes(data_dtype));
     uint8_t *to = scales;
-    if (dtype == TAMIS_DTYPE_F32) {
+    if (data_dtype == TAMIS_DTYPE_I8) {
         fill_f32(noise, to, bytes, scale, scale * 0.25f);
         return;
     }
-    const int32_t exponent = (int32_t)(tamis_bits_of(scale) >> 23);
-    for (size_t i = 0; i < bytes; i++)
-        to[i] = (uint8_t)(exponent - (int32_t)(tamis_noise_next(noise) & 1));
+    const uint32_t exponent = tamis_bits_of(scale) >> 23;
+    const size_t step = dtype == TAMIS_DTYPE_F32 ? 4 : 1;
+    for (size_t i = 0; i + step <= bytes; i += step) {
+        const uint32_t power = exponent - (uint32_t)(tamis_noise_next(noise) & 1);
+        tamis_scale_store(to + i, dtype, tamis_float_of(power << 23));
+    }
 }

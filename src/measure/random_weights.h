@@ -30,7 +30,7 @@ static inline float tamis_noise_unit(tamis_noise *noise)
 typedef enum tamis_weight_form {
     TAMIS_FORM_BF16 = 0,
     TAMIS_FORM_FP8_E8M0, /* 128x128 blocks, E8M0 scales: V4 */
-    TAMIS_FORM_FP8_F32,  /* 128x128 blocks, F32 scales: V3.2, GLM */
+    TAMIS_FORM_FP8_F32,  /* 128x128 blocks, powers of two as F32: V3.2 */
     TAMIS_FORM_FP4,      /* 1x32, E8M0 scales: experts of V4 */
     TAMIS_FORM_I8        /* F32 scale per row: W8A8 dynamic */
 } tamis_weight_form;
@@ -42,6 +42,7 @@ size_t tamis_matrix_scale_bytes(const tamis_matrix *w);
 /* Fills `bytes` of a matrix's data; cols sets the size of floating-point values. */
 void tamis_noise_fill_data(tamis_noise *noise, void *data, size_t bytes, tamis_dtype dtype,
                            int64_t cols);
+/* Powers of two for FP8 and FP4: so are V4's and, by scale_fmt ue8m0, V3.2's, which come as F32. */
 void tamis_noise_fill_scales(tamis_noise *noise, void *scales, size_t bytes, tamis_dtype dtype,
                              tamis_dtype data_dtype, int64_t cols);
 
