@@ -270,7 +270,6 @@ static void set_attend_job(tamis_kernel_bench *bench, attend_arg *a, const atten
         .num_heads = s->n_heads,
         .head_dim = s->head_dim,
         .value_dim = s->value_dim,
-        .reads_twice = s->head_dim == s->value_dim, /* as V4's layers have it */
         .format = &a->format,
         .scale = 0.04f,
         .sink = tamis_kernel_bench_floats(bench, (size_t)s->n_heads),

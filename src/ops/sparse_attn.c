@@ -253,14 +253,14 @@ static void merge_thread(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* ---------------------------------------------------------------- sharing by heads */
+/* ---------------------------------------------------------------- one running maximum */
 
 /*
- * Threads share a token by panels of heads where its chunks follow one another under one running
- * maximum, and wherever panels come out even: reading every row twice costs less than writing what
- * each chunk leaves and reading it again. On a line of costs a token is its panels one behind the
- * other, each of as many units as the list has chunks; a thread owns the panels that begin in its
- * stretch. A head's numbers depend on its own token alone.
+ * Chunks follow one another, so threads share a token by panels of heads. On a line of costs a
+ * token is its panels one behind the other, each of as many units as the list has chunks; a thread
+ * owns the panels that begin in its stretch. A head's numbers depend on its own token alone.
+ * (Where chunks may be merged this is slower: every row is read twice, and from far where threads
+ * share no cache.)
  */
 
 static int32_t num_panels(const tamis_attn_job *job)
@@ -350,37 +350,16 @@ static void move_thread(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Whether sharing by panels leaves no thread with more than 1/16 above its part. */
-static bool panels_come_out_even(const tamis_attn_job *job)
-{
-    const tamis_partition *partition = job->partition;
-    const int64_t total = partition->unit_start[job->n_tokens] * num_panels(job);
-    for (int32_t i = 1; i < partition->n_threads; i++) {
-        const int64_t bound = panel_bound(job, i);
-        const int32_t token = partition->first_item[i];
-        if (token >= job->n_tokens)
-            return false;
-        const int64_t begins =
-            partition->unit_start[token] * num_panels(job) +
-            panel_at(job, token, bound) * tamis_partition_units(partition, token);
-        if ((begins - bound) * 16 * partition->n_threads > total)
-            return false;
-    }
-    return true;
-}
-
 void tamis_attn_run(const tamis_exec *exec, const tamis_attn_job *job)
 {
     const bool is_exact = exec->profile == TAMIS_PROFILE_EXACT;
     attn_pass pass = {exec, job, is_exact ? TAMIS_ATTN_MERGED : TAMIS_ATTN_RUNNING};
-    const bool by_heads = !is_exact || (job->reads_twice && job->partition->has_split_items &&
-                                        panels_come_out_even(job));
     const int64_t n_chunks = job->partition->unit_start[job->n_tokens];
     const bool is_worth_waking =
         n_chunks * TAMIS_ATTN_CHUNK * 2 * (int64_t)padded(job->num_heads) * job->head_dim >
         TAMIS_EXEC_SMALL_PASS;
-    tamis_team_run_sized(exec->team, is_worth_waking, by_heads ? heads_thread : attn_thread, &pass);
+    tamis_team_run_sized(exec->team, is_worth_waking, is_exact ? attn_thread : heads_thread, &pass);
     if (job->partition->has_split_items)
-        tamis_team_run_sized(exec->team, is_worth_waking, by_heads ? move_thread : merge_thread,
+        tamis_team_run_sized(exec->team, is_worth_waking, is_exact ? merge_thread : move_thread,
                              &pass);
 }

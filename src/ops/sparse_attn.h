@@ -2,13 +2,12 @@
  * Sparse attention of all heads over per-token lists of rows that are key and value at once (MQA).
  *
  * A list is cut every TAMIS_ATTN_CHUNK entries; chunks are computed independently and merged by LSE
- * in list order, whether one thread does them all or several share a token - by panels of 16 heads
- * where the job allows it and these come out even, which spares the merging afterwards, else by
- * chunks. Where a row lies is the caller's business: a callback turns list entries into pointers,
- * so rings, paged blocks and rows of the running step mix freely. In profiles other than exact the
- * chunks of a token follow one another under one running maximum, p is rounded to BF16 for the
- * values and the output to BF16; threads then share a token by panels alone. Complexity: heads x
- * list length x (head_dim + value_dim).
+ * in list order, whether one thread does them all or several share a token. Where a row lies is
+ * the caller's business: a callback turns list entries into pointers, so rings, paged blocks and
+ * rows of the running step mix freely. In profiles other than exact the chunks of a token follow
+ * one another under one running maximum, p is rounded to BF16 for the values and the output to
+ * BF16; threads then share a token by panels of 16 heads, never by chunks. Complexity: heads x list
+ * length x (head_dim + value_dim).
  */
 #ifndef TAMIS_OPS_SPARSE_ATTN_H
 #define TAMIS_OPS_SPARSE_ATTN_H
@@ -25,7 +24,6 @@ typedef struct tamis_attn_job {
     float *lse; /* [n_tokens][num_heads] or NULL: log of the sum of exponentials, sink
                    included; -inf where there is neither row nor sink */
     int32_t n_tokens, num_heads, head_dim, value_dim;
-    bool reads_twice; /* rows lie in order enough to be read by every thread of a token */
     const tamis_row_format *format; /* of the rows */
     float scale;
     const float *sink;                /* [num_heads] or NULL */

@@ -144,7 +144,6 @@ static tamis_attn_job job_of(attn_case *c, const tamis_partition *partition)
                             .num_heads = c->num_heads,
                             .head_dim = c->head_dim,
                             .value_dim = c->value_dim,
-                            .reads_twice = c->num_heads > 20 || c->num_heads % 2 == 0,
                             .format = &c->format,
                             .scale = SCALE,
                             .sink = c->has_sink ? c->sink : NULL,

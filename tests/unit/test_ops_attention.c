@@ -31,7 +31,7 @@ static void test_against_double(void **state)
     test_rng rng = test_rng_start("sparse_attn", 6);
     int n_shared = 0;
     for (int round = 0; round < (TEST_IS_SANITIZED ? 8 : 25); round++) {
-        /* up to 3 panels, which some numbers of threads share evenly: by panels, else by chunks */
+        /* up to 3 panels of heads, which threads share in the profiles with one maximum */
         attn_case *c = case_new(&rng, round % 2 == 0 ? 20 : MAX_HEADS, MAX_DIM);
         attn_result want = run_case(c, 1, TAMIS_CPU_PORTABLE, PLACE_PACKED, true);
         for (int32_t t = 0; t < c->n_tokens; t++)

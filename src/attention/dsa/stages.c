@@ -299,7 +299,6 @@ void tamis_dsa_run_attend(tamis_dsa_call *call)
                                 .o_stride = (int64_t)c->num_heads * c->head_dim,
                                 .n_tokens = call->plan->step.n_tokens,
                                 .num_heads = c->num_heads,
-                                .reads_twice = true,
                                 .head_dim = c->head_dim,
                                 .value_dim = c->head_dim,
                                 .format = &call->window->desc.format,
