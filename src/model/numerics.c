@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/mem.h"
+#include "kernels/formats.h"
 #include "model/cache_rows.h"
 #include "model/numerics_table.h"
 
@@ -174,7 +175,7 @@ static const char *text_of(const char *const *texts, tamis_profile profile)
 static const char *linear_input(const tamis_matrix *w, tamis_profile profile)
 {
     if (profile == TAMIS_PROFILE_EXACT)
-        return "as it is";
+        return tamis_f4_in_blocks(w) ? "24-bit integers, groups of 32" : "as it is";
     if (w->dtype == TAMIS_DTYPE_F8_E4M3 || w->dtype == TAMIS_DTYPE_F4_E2M1)
         return profile == TAMIS_PROFILE_OFFICIAL ? "FP8, groups of 128" : "FP8, groups of 32";
     if (!is_integer(w))
