@@ -104,6 +104,22 @@ static void print_head(const listing *l)
     cli_out_flush();
 }
 
+/* Kernels that only move data have no operations, and no roof while that lies in a cache. */
+static void print_line(const tamis_bench_kernel_line *line, double share, const char *note)
+{
+    cli_outf("%-18s %-45s %-8s %7d %12.2f ", line->kernel, line->shape,
+             tamis_cpu_level_name(line->level), (int)line->n_threads, line->us);
+    if (line->gops > 0)
+        cli_outf("%8.2f ", line->gops);
+    else
+        cli_outf("%8s ", "-");
+    cli_outf("%8.2f ", line->gbs);
+    if (share > 0)
+        cli_outf("%7.1f %%%s\n", 100 * share, note);
+    else
+        cli_outf("%9s%s\n", "-", note);
+}
+
 static bool add(const tamis_bench_kernel_line *line, void *user)
 {
     listing *l = user;
@@ -115,9 +131,7 @@ static bool add(const tamis_bench_kernel_line *line, void *user)
     if (l->lines != NULL)
         json_array_append_new(l->lines, line_json(line, share, note));
     else
-        cli_outf("%-18s %-45s %-8s %7d %12.2f %8.2f %8.2f %7.1f %%%s\n", line->kernel, line->shape,
-                 tamis_cpu_level_name(line->level), (int)line->n_threads, line->us, line->gops,
-                 line->gbs, 100 * share, note);
+        print_line(line, share, note);
     return cli_out_flush() && !cli_interrupted();
 }
 
