@@ -1,5 +1,6 @@
 /*
- * What the tiles that decode weights in registers share (linear_few_avx2.c, linear_some_avx2.c).
+ * What the tiles that decode weights in registers share (linear_few_avx2.c, linear_many_avx2.c;
+ * decoding also linear_t_avx2.c).
  *
  * FP8 decodes to numbers 2^120 too small; the 2^120 goes into the scale. Where the scale is a power
  * of two even that product is saved: (w * s) * x and w * (s * x) are the same number as long as
@@ -25,13 +26,19 @@
 bool tamis_fold_scales_avx2(float *dst, const float *x, int64_t n_tokens, const tamis_matrix *w,
                             int64_t row);
 
-/* Whether the tiles take w: scales over whole planes or whole rows, of FP8 and I8. */
-static inline bool planes_can_fuse(const tamis_matrix *w)
+/* Whether w has no scales, or scales over whole planes or whole rows that its type's decoding
+ * knows.
+ */
+static inline bool scales_fit_planes(const tamis_matrix *w)
 {
     const bool whole_planes = w->block_cols % PLANE_COLS == 0 || w->block_cols >= w->cols;
-    if (w->dtype == TAMIS_DTYPE_I4 || w->dtype == TAMIS_DTYPE_F4_E2M1)
-        return false;
     return !w->scale || (takes_factor(w->dtype) && whole_planes);
+}
+
+/* Whether the tiles take w. */
+static inline bool planes_can_fuse(const tamis_matrix *w)
+{
+    return w->dtype != TAMIS_DTYPE_I4 && w->dtype != TAMIS_DTYPE_F4_E2M1 && scales_fit_planes(w);
 }
 
 /* The first row after `row` that has other scales, if those are for many rows, or row_end. */
@@ -77,6 +84,8 @@ static TAMIS_ALWAYS_INLINE int weight_bits(tamis_dtype dtype)
     case TAMIS_DTYPE_BF16:
     case TAMIS_DTYPE_F16:
         return 16;
+    case TAMIS_DTYPE_F4_E2M1:
+        return 4;
     default:
         return 8;
     }

@@ -13,9 +13,8 @@
  */
 #ifdef TAMIS_HAVE_AVX2
 #include "core/size.h"
-#include "kernels/x86/planes_avx2.h"
+#include "kernels/x86/linear_fused_avx2.h"
 #include "kernels/x86/table_x86.h"
-#include "kernels/x86/weights_avx2.h"
 
 #define FUSED_ROWS 4
 #define TILE       64
@@ -32,7 +31,7 @@ typedef struct fused_pass {
     const tamis_matrix *w;
     int64_t row, end;
     const uint8_t *ahead; /* where the rows after these lie, NULL: nowhere */
-    __m256i largest;      /* FP8: magnitude bits so far, doubled: 0xfe once a code was NaN */
+    __m256i largest;      /* e4m3_largest of FP8's codes so far */
 } fused_pass;
 
 /* Stored types whose numbers take a factor: the scale, of FP8 with the 2^120 of its decoding. */
@@ -42,7 +41,7 @@ static TAMIS_ALWAYS_INLINE float row_factor(tamis_dtype dtype, const tamis_matri
     float scale = 1.0f;
     if (w->scale)
         scale = tamis_scale_decode(w, tamis_scale_row(w, row), c / w->block_cols);
-    return dtype == TAMIS_DTYPE_F8_E4M3 ? scale * 0x1p+120f : scale;
+    return dtype == TAMIS_DTYPE_F8_E4M3 ? scale * E4M3_FACTOR : scale;
 }
 
 /* E2M1: a word holds the four neighbours of a lane. */
@@ -58,35 +57,16 @@ static TAMIS_ALWAYS_INLINE planes e2m1_planes(const uint8_t *p, __m256 table)
     return v;
 }
 
-/* v * factor: a multiply-add with -0 is that, and takes subnormals without a penalty. */
-static TAMIS_ALWAYS_INLINE planes planes_scale(planes v, __m256 factor)
-{
-    for (int b = 0; b < 4; b++)
-        v.p[b] = _mm256_fmadd_ps(v.p[b], factor, _mm256_set1_ps(-0.0f));
-    return v;
-}
-
-/* 32 weights of a row from column c on. */
-static TAMIS_ALWAYS_INLINE planes weights_32(__m256i *largest, tamis_dtype dtype,
+/* 32 weights of a row from column c on; E2M1: factor is its table. */
+static TAMIS_ALWAYS_INLINE planes row_planes(__m256i *largest, tamis_dtype dtype,
                                              const uint8_t *row, int64_t c, __m256 factor)
 {
-    switch (dtype) {
-    case TAMIS_DTYPE_F32:
-        return f32_planes((const float *)(const void *)(row + 4 * c));
-    case TAMIS_DTYPE_BF16:
-        return bf16_planes(row + 2 * c);
-    case TAMIS_DTYPE_F16:
-        return f16_planes(row + 2 * c);
-    case TAMIS_DTYPE_I8:
-        return planes_scale(i8_planes(row + c), factor);
-    case TAMIS_DTYPE_F4_E2M1:
+    if (dtype == TAMIS_DTYPE_F4_E2M1)
         return e2m1_planes(row + c / 2, factor);
-    default: {
-        const __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)(row + c));
-        *largest = _mm256_max_epu8(*largest, _mm256_add_epi8(codes, codes));
-        return planes_scale(e4m3_small_planes(codes), factor);
-    }
-    }
+    const uint8_t *at = row + c * weight_bits(dtype) / 8;
+    if (dtype == TAMIS_DTYPE_F8_E4M3)
+        *largest = e4m3_largest(*largest, load_codes(at));
+    return weights_32(dtype, false, at, factor);
 }
 
 /*
@@ -99,28 +79,13 @@ static TAMIS_ALWAYS_INLINE void fetch_ahead(const uint8_t *ahead, int n_rows, in
         _mm_prefetch(ahead + i, _MM_HINT_T0);
 }
 
-static TAMIS_ALWAYS_INLINE int bytes_of_32(tamis_dtype dtype)
-{
-    switch (dtype) {
-    case TAMIS_DTYPE_F32:
-        return 128;
-    case TAMIS_DTYPE_BF16:
-    case TAMIS_DTYPE_F16:
-        return 64;
-    case TAMIS_DTYPE_F4_E2M1:
-        return 16;
-    default:
-        return 32;
-    }
-}
-
 /* y += n_rows rows; sizes known when compiled. */
 static TAMIS_ALWAYS_INLINE void fused_tile(fused_pass *pass, tamis_dtype dtype, int n_rows,
                                            int n_tokens)
 {
     const tamis_matrix *w = pass->w;
     const bool has_factor = takes_factor(dtype);
-    const int step_bytes = bytes_of_32(dtype);
+    const int step_bytes = PLANE_COLS * weight_bits(dtype) / 8;
     const uint8_t *row[FUSED_ROWS], *ahead = pass->ahead;
     __m256 factor[FUSED_ROWS], in[FUSED_ROWS][FUSED_TOKENS];
     __m256i largest = pass->largest; /* y could be the one in memory */
@@ -147,7 +112,7 @@ static TAMIS_ALWAYS_INLINE void fused_tile(fused_pass *pass, tamis_dtype dtype, 
                 ahead += n_rows * step_bytes;
             }
             for (int r = 0; r < n_rows; r++) {
-                const planes weight = weights_32(&largest, dtype, row[r], c, factor[r]);
+                const planes weight = row_planes(&largest, dtype, row[r], c, factor[r]);
                 for (int t = 0; t < n_tokens; t++)
                     for (int b = 0; b < 4; b++)
                         acc[t].p[b] = _mm256_fmadd_ps(weight.p[b], in[r][t], acc[t].p[b]);
@@ -223,12 +188,10 @@ static void columns_order(float *y, int64_t end)
 /* Whether groups of 32 columns lie under one scale each, and FP8's factors are finite. */
 static bool can_fuse(const tamis_matrix *w, int64_t row_begin, int64_t row_end)
 {
-    if (!weights_can_fuse(w))
+    if (w->dtype == TAMIS_DTYPE_I4 || !scales_fit_planes(w))
         return false;
     if (!w->scale)
         return true;
-    if (w->block_cols % PLANE_COLS != 0 && w->block_cols < w->cols)
-        return false;
     for (int64_t r = row_begin; w->dtype == TAMIS_DTYPE_F8_E4M3 && r < row_end;
          r = (r / w->block_rows + 1) * w->block_rows)
         for (int64_t c = 0; c < w->cols; c += w->block_cols)
@@ -251,8 +214,7 @@ static int64_t fused_part(float *y, int64_t y_stride, const float *x, int64_t x_
                        .end = w->cols / PLANE_COLS * PLANE_COLS,
                        .largest = _mm256_setzero_si256()};
     fused_columns(&pass, n_tokens, row_end);
-    const __m256i nan = _mm256_cmpeq_epi8(pass.largest, _mm256_set1_epi8((char)0xfe));
-    const bool has_nan = _mm256_movemask_epi8(nan) != 0;
+    const bool has_nan = e4m3_has_nan(pass.largest);
     for (int64_t t = 0; t < n_tokens; t++)
         if (has_nan)
             memset(y + t * y_stride, 0, (size_t)pass.end * sizeof *y);

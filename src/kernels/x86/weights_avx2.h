@@ -34,11 +34,4 @@ static TAMIS_ALWAYS_INLINE bool takes_factor(tamis_dtype dtype)
     return dtype == TAMIS_DTYPE_F8_E4M3 || dtype == TAMIS_DTYPE_F4_E2M1 || dtype == TAMIS_DTYPE_I8;
 }
 
-/* Scales only of the types above, over whole groups of 16 or whole rows; I4 is always expanded. */
-static inline bool weights_can_fuse(const tamis_matrix *w)
-{
-    const bool whole_groups = w->block_cols % TAMIS_LANES == 0 || w->block_cols >= w->cols;
-    return w->dtype != TAMIS_DTYPE_I4 && (!w->scale || (takes_factor(w->dtype) && whole_groups));
-}
-
 #endif
