@@ -37,11 +37,11 @@
      80 * TAMIS_LINEAR_TOKENS(cols) + 512)
 #define TAMIS_LINEAR_T_SCRATCH ((size_t)64 * 64)
 #define TAMIS_INDEX_SCRATCH(head_dim, n_heads) \
-    ((size_t)64 * (((size_t)(head_dim) + 15) / 16 * 16 + ((size_t)(n_heads) + 15) / 16 * 16 + 16))
+    ((size_t)64 * (((size_t)(head_dim) + 127) / 128 * 128 + ((size_t)(n_heads) + 15) / 16 * 16 + 16))
 /* Bytes of a query that index_query_f4 or _i8 has prepared. */
 #define TAMIS_INDEX_QUERY_BYTES(head_dim, n_heads)        \
     (64 + ((size_t)(n_heads) + 15) / 16 * 16 *            \
-              (8 + 9 * (((size_t)(head_dim) + 3) / 4 * 4)))
+              (8 + 16 * (((size_t)(head_dim) + 3) / 4 * 4)))
 #define TAMIS_ATTN_SCRATCH(n_heads, head_dim)                                             \
     ((size_t)TAMIS_ATTN_CHUNK * (((size_t)(head_dim) + 15) / 16 * 16 + 16) +              \
      (size_t)(TAMIS_ATTN_CHUNK + 2) * (((size_t)(n_heads) + 15) / 16 * 16 + 16))
@@ -164,7 +164,8 @@ typedef enum tamis_attn_fold {
  *   contents are a level's own; the arrays given stay where they are as long as the query is used.
  *   shapes  query TAMIS_INDEX_QUERY_BYTES, 64-byte aligned;
  *           f4: q [ceil(n_heads/16)*16][head_dim] doubled codes (2 * e2m1, -12..12), q_scale
- *           [same][num groups]; i8: q [same][head_dim] any int8; both zero after n_heads;
+ *           [same][num groups]; i8: q [same][head_dim] int8 (a query with a -128, which quantize_i8
+ *           does not make, may take a slow path); both zero after n_heads;
  *           weights as in index_score, values of bf16 (f4) or FP16 (i8)
  */
 #define TAMIS_KERNEL_index_query_f4(F)                                                     \

@@ -31,6 +31,8 @@ static void fill_case(test_rng *rng, low_case *c, bool special)
     const bool is_f4 = c->format.dtype == TAMIS_DTYPE_F4_E2M1;
     static const int8_t doubled[8] = {0, 1, 2, 3, 4, 6, 8, 12};
     const int32_t groups = tamis_row_num_groups(&c->format);
+    const int64_t least =
+        test_rng_int(rng, 0, 3) == 0 ? -128 : -127; /* -128 has a path of its own */
     for (int64_t j = 0; j < c->n_keys; j++) {
         uint8_t *row = (uint8_t *)c->keys.data + j * c->key_stride;
         test_rng_fill_bytes(rng, row, (size_t)c->format.row_bytes);
@@ -42,7 +44,7 @@ static void fill_case(test_rng *rng, low_case *c, bool special)
     for (int64_t h = 0; h < c->heads; h++) {
         for (int64_t d = 0; d < c->dim; d++) {
             const int8_t code = doubled[test_rng_int(rng, 0, 7)];
-            const int8_t byte = (int8_t)test_rng_int(rng, -128, 127);
+            const int8_t byte = (int8_t)test_rng_int(rng, least, 127);
             c->q[h * c->dim + d] = !is_f4 ? byte : byte < 0 ? (int8_t)-code : code;
         }
         for (int g = 0; g < groups; g++)
@@ -216,13 +218,21 @@ static void test_extreme_codes(void **state)
         kernels->index_query_f4(query, q, q_scale, weights, 1, DIM, DIM);
         kernels->index_score_f4(&score, query, 1, DIM, row, &f4, f4.row_bytes, 1, NULL, scratch);
         assert_true(score == 6.0f * 6 * DIM); /* 4608: 8 bits hold it */
-        memset(row, sign < 0 ? -128 : 127, DIM);
-        memset(q, sign < 0 ? -128 : 127, DIM);
         row[DIM] = 0;
         row[DIM + 1] = 0x3c;
+        for (int code = 127; code < 129; code++) {
+            memset(row, sign < 0 ? -code : 127, DIM);
+            memset(q, sign < 0 ? -code : 127, DIM);
+            kernels->index_query_i8(query, q, weights, 1, DIM);
+            kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, NULL,
+                                    scratch);
+            assert_true(score == (sign < 0 && code == 128 ? 2048.0f : 2016.0f)); /* of 2016.125 */
+        }
+        memset(row, -128, DIM);
+        memset(q, 127 * sign, DIM);
         kernels->index_query_i8(query, q, weights, 1, DIM);
         kernels->index_score_i8(&score, query, 1, DIM, row, &i8, i8.row_bytes, 1, NULL, scratch);
-        assert_true(score == (sign < 0 ? 2048.0f : 2016.0f)); /* 2016.125 in fp16 */
+        assert_true(score == (sign < 0 ? 2032.0f : 0.0f));
     }
 }
 
@@ -251,16 +261,16 @@ static void test_largest_dim_i8(void **state)
     }
 }
 
-/* A row of -128 and 0 whose dot with codes of -128, and 1 in the last place, is what is wanted. */
+/* A row of -128 and 0 whose dot with codes of -127, and 1 in the last place, is what is wanted. */
 static void row_with_dot(int8_t *row, int64_t dim, int32_t dot)
 {
-    int32_t left = dot / 128;
+    int32_t left = dot / 127;
     for (int64_t d = 0; d < dim - 1; d++) {
         const int32_t take = left < 128 ? left : 128;
         row[d] = (int8_t)-take;
         left -= take;
     }
-    row[dim - 1] = (int8_t)(dot % 128);
+    row[dim - 1] = (int8_t)(dot % 127);
     assert_int_equal(left, 0);
 }
 
@@ -268,7 +278,7 @@ static void row_with_dot(int8_t *row, int64_t dim, int32_t dot)
 static void test_steps_i8(void **state)
 {
     (void)state;
-    enum { DIM = 510, LARGEST = 509 * 128 * 128 };
+    enum { DIM = 510, LARGEST = 509 * 127 * 128 };
     static int8_t q[16 * DIM], row[DIM + 2];
     static const float weights[16] = {1.0f};
     _Alignas(64) static float scratch[TAMIS_INDEX_SCRATCH(DIM, 1)];
@@ -276,7 +286,7 @@ static void test_steps_i8(void **state)
     tamis_row_format i8;
     assert_int_equal(tamis_row_format_make(&i8, TAMIS_ROWS_INDEX_INT8, DIM, 0, NULL), 0);
     row[DIM + 1] = 0x3c;
-    memset(q, -128, DIM - 1);
+    memset(q, -127, DIM - 1);
     q[DIM - 1] = 1;
     FOR_EACH_LEVEL(level)
     {

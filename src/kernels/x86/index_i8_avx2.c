@@ -1,38 +1,43 @@
 /*
  * Index scores over int8 codes, AVX2.
  *
- * vpmaddubsw multiplies unsigned by signed bytes and saturates above 7 bits times 8. So a key's
- * code k is read as 128 times its top bit less than k & 127: the low seven bits go through the
- * multiplier, and what the top bits take away is a sum of query codes that a table knows. Four
- * channels have 16 patterns of top bits; the table holds, for each, the 16 heads' sums as words, so
- * that four channels of 16 heads cost one addition from memory. (Moving the sign instead, with
- * vpsignb, would take a third of the multipliers' time: it runs on their ports.) All sums are
- * exact.
+ * vpmaddubsw multiplies unsigned by signed bytes, so a key's magnitudes meet query codes that carry
+ * the signs of both. Four channels of a key have 16 patterns of signs; a table holds, for each, the
+ * codes of 16 heads, negated where the key is negative, and the pattern finds its row. Moving signs
+ * with vpsignb would take a third of the time of the pipes that multiply; the table takes none, and
+ * streams from the second cache level. A pair of products has at most 128 * 127 * 2 < 2^15, so
+ * nothing saturates. A query with a code of -128, which quantize_i8 does not make, is left to the
+ * portable level. All sums are exact.
  */
 #ifdef TAMIS_HAVE_AVX2
 #include "kernels/x86/index_ahead_avx2.h"
 #include "kernels/x86/index_query_avx2.h"
 #include "kernels/x86/table_x86.h"
 
-#define TILE_KEYS 3
+#define TILE_KEYS 4
 #define PATTERNS  16
-/* Groups of 4 channels whose words of top bits cannot overflow: 4 * 128 * 63 < 2^15. */
-#define BLOCK_GROUPS 63
+/* Below it a dot has at most 23 bits, which add_step_8 counts on, and its step is an FP16 number.
+ */
+#define MAX_DIM 512
+
 /* One pointer for all that a group holds: gcc would walk with several. Emits nothing. */
 #if defined(__GNUC__)
 #define KEEP_POINTER(p) __asm__("" : "+r"(p))
 #else
 #define KEEP_POINTER(p) (void)(p)
 #endif
-/* Below it a dot has at most 23 bits, which add_step_8 counts on, and its step is an FP16 number.
- */
-#define MAX_DIM 512
 
-/* What the tile reads for 4 channels of a panel, side by side so that one pointer walks over it. */
+/* 4 channels of 16 heads, for every pattern of a key's signs. */
 typedef struct i8_group {
-    int8_t codes[TAMIS_LANES][4];
-    int16_t top_sums[PATTERNS][TAMIS_LANES];
+    int8_t codes[PATTERNS][TAMIS_LANES][4];
 } i8_group;
+
+/* What the portable level keeps, and whether the tables below were made. */
+typedef struct i8_query {
+    const int8_t *q;
+    const float *q_scale, *weights;
+    bool has_tables;
+} i8_query;
 
 /* One panel of 16 heads of a query. */
 typedef struct i8_panel {
@@ -41,7 +46,7 @@ typedef struct i8_panel {
     int64_t n_groups;
 } i8_panel;
 
-/* A query: 64 bytes unused, scaled [padded heads], the groups of every panel. */
+/* A query: i8_query, scaled [padded heads], the groups of every panel. */
 static i8_panel panel_at(const void *query, int64_t n_heads, int64_t head_dim, int64_t first)
 {
     const int64_t n_groups = round_up(head_dim, 4) / 4;
@@ -52,42 +57,37 @@ static i8_panel panel_at(const void *query, int64_t n_heads, int64_t head_dim, i
                       .n_groups = n_groups};
 }
 
-/* Channel c (0..3) of 4-channel codes of 16 heads, as words: heads 0-3, 8-11, 4-7, 12-15. */
-static TAMIS_ALWAYS_INLINE __m256i channel_words(const int8_t *codes, int c)
+static bool has_tables(const int8_t *q, int64_t n_heads, int64_t head_dim)
 {
-    const __m128i up = _mm_cvtsi32_si128(24 - 8 * c);
-    const __m256i lo = _mm256_srai_epi32(_mm256_sll_epi32(load_32_bytes(codes), up), 24);
-    const __m256i hi = _mm256_srai_epi32(_mm256_sll_epi32(load_32_bytes(codes + 32), up), 24);
-    return _mm256_packs_epi32(lo, hi);
+    return head_dim < MAX_DIM && memchr(q, INT8_MIN, (size_t)(n_heads * head_dim)) == NULL;
 }
 
-/* The sums for every pattern of top bits: one more channel than an earlier one. */
-static void top_sums_fill(i8_group *group)
+/* The rows of pattern 0 are there: the others, each with one sign more than an earlier one. */
+static void patterns_fill(i8_group *group)
 {
-    __m256i *to = (__m256i *)group->top_sums;
-    _mm256_storeu_si256(to, _mm256_setzero_si256());
+    const __m256i zero = _mm256_setzero_si256();
     for (int c = 0; c < 4; c++) {
-        const __m256i channel = channel_words(group->codes[0], c);
+        const __m256i channel = _mm256_set1_epi32((int32_t)(0xffu << 8 * c));
         for (int pattern = 1 << c; pattern < 2 << c; pattern++)
-            _mm256_storeu_si256(
-                to + pattern,
-                _mm256_add_epi16(_mm256_loadu_si256(to + pattern - (1 << c)), channel));
+            for (int half = 0; half < TAMIS_LANES; half += 8) {
+                const __m256i from = load_32_bytes(group->codes[pattern - (1 << c)][half]);
+                const __m256i to = _mm256_blendv_epi8(from, _mm256_sub_epi8(zero, from), channel);
+                _mm256_storeu_si256((__m256i *)group->codes[pattern][half], to);
+            }
     }
 }
 
 TAMIS_KERNEL_index_query_i8(tamis_index_query_i8_avx2)
 {
-    if (head_dim >= MAX_DIM) {
-        tamis_index_query_i8_c(query, q, weights, n_heads, head_dim);
+    *(i8_query *)query = (i8_query){q, NULL, weights, has_tables(q, n_heads, head_dim)};
+    if (!((i8_query *)query)->has_tables)
         return;
-    }
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES) {
         const i8_panel panel = panel_at(query, n_heads, head_dim, first);
-        memset(panel.groups, 0, (size_t)panel.n_groups * sizeof *panel.groups);
-        panel_codes_fill(panel.groups->codes[0], sizeof *panel.groups, q + first * head_dim,
+        panel_codes_fill(panel.groups->codes[0][0], sizeof *panel.groups, q + first * head_dim,
                          head_dim);
         for (int64_t g = 0; g < panel.n_groups; g++)
-            top_sums_fill(panel.groups + g);
+            patterns_fill(panel.groups + g);
         v16_store(panel.scaled, v16_scale(v16_load(weights + first), _mm256_set1_ps(0x1p-10f)));
     }
 }
@@ -105,30 +105,31 @@ static TAMIS_ALWAYS_INLINE __m256i key_load(const uint8_t *codes, int64_t n)
     return load_32_bytes(buffer);
 }
 
-/* 4 times the top bits of every group, its first channel lowest, as words of 4 bytes. */
-static TAMIS_ALWAYS_INLINE __m256i top_bits(__m256i codes)
+/* Sums of neighbouring bytes of a, then of b, in their 16-byte halves. */
+static TAMIS_ALWAYS_INLINE __m256i add_neighbours(__m256i a, __m256i b)
 {
-    const __m256i bits = _mm256_and_si256(_mm256_srli_epi16(codes, 7), _mm256_set1_epi8(1));
-    const __m256i twos = _mm256_maddubs_epi16(bits, _mm256_set1_epi32(0x20100804));
-    return _mm256_madd_epi16(twos, _mm256_set1_epi16(1));
+    const __m256i one = _mm256_set1_epi8(1);
+    return _mm256_packus_epi16(_mm256_maddubs_epi16(a, one), _mm256_maddubs_epi16(b, one));
 }
 
-/* low: k & 127; tops[g]: 4 times the top bits of group g. Zeros from head_dim to a multiple of 64.
- */
-static TAMIS_ALWAYS_INLINE void key_split(uint8_t *low, uint8_t *tops, const uint8_t *codes,
+/* magnitudes: |k|; signs[g]: 8 times the pattern of group g. Zeros from head_dim to a multiple of
+ * 128. */
+static TAMIS_ALWAYS_INLINE void key_split(uint8_t *magnitudes, uint8_t *signs, const uint8_t *codes,
                                           int64_t head_dim)
 {
-    const __m256i seven = _mm256_set1_epi8(127);
-    for (int64_t d = 0; d < head_dim; d += 64) {
-        const __m256i first = key_load(codes + d, head_dim - d);
-        const __m256i second = key_load(codes + d + 32, head_dim - d - 32);
-        _mm256_storeu_si256((__m256i *)(low + d), _mm256_and_si256(first, seven));
-        _mm256_storeu_si256((__m256i *)(low + d + 32), _mm256_and_si256(second, seven));
-        /* groups 0-3, 8-11 and 4-7, 12-15 */
-        const __m256i words = _mm256_packs_epi32(top_bits(first), top_bits(second));
-        const __m128i bytes =
-            _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-        _mm_storeu_si128((__m128i *)(tops + d / 4), _mm_shuffle_epi32(bytes, 0xd8));
+    const __m256i bits = _mm256_set1_epi32(0x40201008), zero = _mm256_setzero_si256();
+    for (int64_t d = 0; d < head_dim; d += 128) {
+        __m256i of[4];
+        for (int i = 0; i < 4; i++) {
+            const __m256i k = key_load(codes + d + 32 * i, head_dim - d - 32 * i);
+            _mm256_storeu_si256((__m256i *)(magnitudes + d + 32 * i), _mm256_abs_epi8(k));
+            of[i] = _mm256_and_si256(_mm256_cmpgt_epi8(zero, k), bits);
+        }
+        /* 32-bit lanes: groups 0-3, 8-11, 16-19, 24-27, then 4-7 and so on */
+        const __m256i all =
+            add_neighbours(add_neighbours(of[0], of[1]), add_neighbours(of[2], of[3]));
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        _mm256_storeu_si256((__m256i *)(signs + d / 4), _mm256_permutevar8x32_epi32(all, order));
     }
 }
 
@@ -148,94 +149,71 @@ static TAMIS_ALWAYS_INLINE __m256 add_step_8(__m256 sum, __m256i dot, __m256 sca
     return _mm256_fmadd_ps(scaled, step, sum);
 }
 
-/* dot -= 128 * the sum of the codes whose key has its top bit set; words stand above 16 zeros. */
-static TAMIS_ALWAYS_INLINE __m256i take_tops(__m256i dot, __m256i words)
-{
-    return _mm256_sub_epi32(dot, _mm256_srai_epi32(words, 9));
-}
-
-/* One group's products of n_keys keys; low and tops point at it in the first key. */
-static TAMIS_ALWAYS_INLINE void add_group(int n_keys, __m256i *lo, __m256i *hi, __m256i *top,
-                                          const i8_group *group, const uint8_t *low,
-                                          const uint8_t *tops, int64_t stride, __m256i one)
-{
-    const __m256i q_lo = integers_in_register(load_32_bytes(group->codes));
-    const __m256i q_hi = integers_in_register(load_32_bytes(group->codes + 8));
-    for (int i = 0; i < n_keys; i++) {
-        const __m256i key = integers_in_register(broadcast_4_bytes(low + i * stride));
-        const size_t pattern = tops[i * (stride / 4)]; /* times 4 */
-        lo[i] = add_32_in_place(lo[i], _mm256_madd_epi16(_mm256_maddubs_epi16(key, q_lo), one));
-        hi[i] = add_32_in_place(hi[i], _mm256_madd_epi16(_mm256_maddubs_epi16(key, q_hi), one));
-        top[i] = integers_in_register(_mm256_add_epi16(
-            top[i], load_32_bytes((const uint8_t *)group->top_sums + 8 * pattern)));
-    }
-}
-
-/* Sums of n_keys keys over groups [begin, end). */
-static TAMIS_ALWAYS_INLINE void add_groups(int n_keys, __m256i *lo, __m256i *hi,
-                                           const i8_panel *panel, int64_t begin, int64_t end,
-                                           const uint8_t *low, const uint8_t *tops, int64_t stride)
-{
-    const __m256i one = integers_in_register(_mm256_set1_epi16(1));
-    const __m256i zero = _mm256_setzero_si256();
-    const i8_group *group = panel->groups + begin;
-    __m256i top[TILE_KEYS];
-    for (int i = 0; i < n_keys; i++)
-        top[i] = zero;
-    for (int64_t g = begin; g < end; g++, group++) {
-        KEEP_POINTER(group);
-        add_group(n_keys, lo, hi, top, group, low + 4 * g, tops + g, stride, one);
-    }
-    for (int i = 0; i < n_keys; i++) {
-        lo[i] = take_tops(lo[i], _mm256_unpacklo_epi16(zero, top[i]));
-        hi[i] = take_tops(hi[i], _mm256_unpackhi_epi16(zero, top[i]));
-    }
-}
+/*
+ * acc += dots of 4 magnitudes, u, with 4 codes each, `at` bytes behind the group's row of `pattern`
+ * (times 8); one: words. In this order the pipes that multiply lose nothing to the additions; two
+ * products first and two sums behind them cost 5 % (AMD family 25), and a computed address takes a
+ * slot that the loop needs.
+ */
+#if defined(__GNUC__)
+#define ADD_DOTS(acc, u, group, pattern, at, one)                                                  \
+    do {                                                                                           \
+        __m256i t;                                                                                 \
+        __asm__("vpmaddubsw " #at "(%2,%3,8), %4, %1\n\t"                                          \
+                "vpmaddwd %5, %1, %1\n\t"                                                          \
+                "vpaddd %1, %0, %0"                                                                \
+                : "+x"(acc), "=&x"(t)                                                              \
+                : "r"(group), "r"(pattern), "x"(u), "x"(one), "m"(*(group)));                      \
+    } while (0)
+#else
+#define ADD_DOTS(acc, u, group, pattern, at, one)                                                  \
+    ((acc) = _mm256_add_epi32(                                                                     \
+         acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, load_32_bytes((const int8_t *)(group) +    \
+                                                                      8 * (pattern) + (at))),      \
+                                one)))
+#endif
 
 /* Dots of n_keys keys with the panel's 16 heads. */
 static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, int32_t *dots, int64_t dot_stride,
-                                        const i8_panel *panel, const uint8_t *low,
-                                        const uint8_t *tops, int64_t stride)
+                                        const i8_panel *panel, const uint8_t *magnitudes,
+                                        const uint8_t *signs, int64_t stride)
 {
+    const __m256i one = integers_in_register(_mm256_set1_epi16(1));
+    const i8_group *group = panel->groups;
     __m256i lo[TILE_KEYS], hi[TILE_KEYS];
     for (int i = 0; i < n_keys; i++)
         lo[i] = hi[i] = _mm256_setzero_si256();
-    int64_t begin = 0;
-    for (; panel->n_groups - begin > BLOCK_GROUPS; begin += BLOCK_GROUPS)
-        add_groups(n_keys, lo, hi, panel, begin, begin + BLOCK_GROUPS, low, tops, stride);
-    add_groups(n_keys, lo, hi, panel, begin, panel->n_groups, low, tops, stride);
+    for (int64_t g = 0; g < panel->n_groups; g++, group++) {
+        KEEP_POINTER(group);
+        for (int i = 0; i < n_keys; i++) {
+            const __m256i key =
+                integers_in_register(broadcast_4_bytes(magnitudes + i * stride + 4 * g));
+            const size_t pattern = signs[i * (stride / 4) + g]; /* times 8 */
+            ADD_DOTS(lo[i], key, group, pattern, 0, one);
+            ADD_DOTS(hi[i], key, group, pattern, 32, one);
+        }
+    }
     for (int i = 0; i < n_keys; i++) {
         _mm256_storeu_si256((__m256i *)(dots + i * dot_stride), lo[i]);
         _mm256_storeu_si256((__m256i *)(dots + i * dot_stride + 8), hi[i]);
     }
 }
 
-static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int64_t n_heads,
-                                           int64_t head_dim, const void *keys,
-                                           const tamis_row_format *format, int64_t key_stride,
-                                           int64_t n_keys, const void *next, float *scratch)
+/* Dots of the keys with all heads, a panel after the other. */
+static TAMIS_ALWAYS_INLINE void dots_fill(int32_t *dots, const void *query, int64_t n_heads,
+                                          int64_t head_dim, const uint8_t *magnitudes,
+                                          const uint8_t *signs, int64_t n_keys, index_ahead *ahead)
 {
-    const int64_t stride = round_up(head_dim, 64);
-    const int64_t padded = round_up(n_heads, TAMIS_LANES);
-    int32_t *dots = (int32_t *)scratch;             /* [n_keys][padded] */
-    uint8_t *low = (uint8_t *)(dots + 64 * padded); /* [n_keys][stride] */
-    uint8_t *tops = low + n_keys * stride;          /* [n_keys][stride / 4] */
-    for (int64_t j = 0; j < n_keys; j++)
-        key_split(low + j * stride, tops + j * (stride / 4),
-                  (const uint8_t *)keys + j * key_stride + format->coded_at, head_dim);
-    /* two and two are better than three and one */
-    index_ahead ahead =
-        index_ahead_of(next, n_keys * key_stride, padded / TAMIS_LANES * (n_keys / 3));
-    const int64_t in_threes = n_keys % 3 == 1 && n_keys > 1 ? n_keys - 4 : n_keys / 3 * 3;
+    const int64_t stride = round_up(head_dim, 128), padded = round_up(n_heads, TAMIS_LANES);
     for (int64_t first = 0; first < n_heads; first += TAMIS_LANES) {
         const i8_panel panel = panel_at(query, n_heads, head_dim, first);
-        int32_t *to = dots + first;
         int64_t j = 0;
 #define I8_TILE(n)                                                                                 \
-    i8_tile(n, to + j * padded, padded, &panel, low + j * stride, tops + j * (stride / 4), stride)
-        for (; j < in_threes; j += TILE_KEYS) {
+    i8_tile(n, dots + first + j * padded, padded, &panel, magnitudes + j * stride,                 \
+            signs + j * (stride / 4), stride)
+        for (; j + TILE_KEYS <= n_keys; j += TILE_KEYS) {
             I8_TILE(TILE_KEYS);
-            index_ahead_fetch(&ahead);
+            index_ahead_fetch(ahead);
         }
         for (; j + 2 <= n_keys; j += 2)
             I8_TILE(2);
@@ -243,23 +221,55 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
             I8_TILE(1);
 #undef I8_TILE
     }
-    const float *scaled = panel_at(query, n_heads, head_dim, 0).scaled;
+}
+
+/* Steps of one key's heads times their weights, before the halving tree. */
+static TAMIS_ALWAYS_INLINE v16 steps_sum(const int32_t *dot, const float *scaled, int64_t padded)
+{
+    v16 sum = v16_zero();
+    for (int64_t h = 0; h < padded; h += TAMIS_LANES) {
+        const v16 weight = v16_load(scaled + h);
+        sum = (v16){add_step_8(sum.lo, load_32_bytes(dot + h), weight.lo),
+                    add_step_8(sum.hi, load_32_bytes(dot + h + 8), weight.hi)};
+    }
+    return sum;
+}
+
+static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int64_t n_heads,
+                                           int64_t head_dim, const void *keys,
+                                           const tamis_row_format *format, int64_t key_stride,
+                                           int64_t n_keys, const void *next, float *scratch)
+{
+    const int64_t stride = round_up(head_dim, 128), padded = round_up(n_heads, TAMIS_LANES);
+    int32_t *dots = (int32_t *)scratch;                    /* [n_keys][padded] */
+    uint8_t *magnitudes = (uint8_t *)(dots + 64 * padded); /* [n_keys][stride] */
+    uint8_t *signs = magnitudes + n_keys * stride;         /* [n_keys][stride / 4] */
+    float scales[64];
     for (int64_t j = 0; j < n_keys; j++) {
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
-        const int32_t *dot = dots + j * padded;
-        v16 sum = v16_zero();
-        for (int64_t h = 0; h < padded; h += TAMIS_LANES)
-            sum = (v16){
-                add_step_8(sum.lo, load_32_bytes(dot + h), _mm256_loadu_ps(scaled + h)),
-                add_step_8(sum.hi, load_32_bytes(dot + h + 8), _mm256_loadu_ps(scaled + h + 8))};
-        scores[j] = v16_sum(sum) * _cvtsh_ss(tamis_load_u16(row + format->scale_at));
+        key_split(magnitudes + j * stride, signs + j * (stride / 4), row + format->coded_at,
+                  head_dim);
+        scales[j] = _cvtsh_ss(tamis_load_u16(row + format->scale_at));
     }
+    index_ahead ahead =
+        index_ahead_of(next, n_keys * key_stride, padded / TAMIS_LANES * (n_keys / TILE_KEYS));
+    dots_fill(dots, query, n_heads, head_dim, magnitudes, signs, n_keys, &ahead);
+    const float *scaled = panel_at(query, n_heads, head_dim, 0).scaled;
+    int64_t j = 0;
+    for (; j + 4 <= n_keys; j += 4) {
+        v16 sums[4];
+        for (int i = 0; i < 4; i++)
+            sums[i] = steps_sum(dots + (j + i) * padded, scaled, padded);
+        _mm_storeu_ps(scores + j, _mm_mul_ps(v16_sum_4(sums), _mm_loadu_ps(scales + j)));
+    }
+    for (; j < n_keys; j++)
+        scores[j] = v16_sum(steps_sum(dots + j * padded, scaled, padded)) * scales[j];
 }
 
 /* The published models' dimension is compiled in: the tile's addresses are constants then. */
 TAMIS_KERNEL_index_score_i8(tamis_index_score_i8_avx2)
 {
-    if (head_dim >= MAX_DIM)
+    if (!((const i8_query *)query)->has_tables)
         tamis_index_score_i8_c(scores, query, n_heads, head_dim, keys, format, key_stride, n_keys,
                                next, scratch);
     else if (head_dim == 128)

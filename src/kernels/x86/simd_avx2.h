@@ -66,6 +66,24 @@ static TAMIS_ALWAYS_INLINE float v16_sum(v16 v)
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
 
+/* Lanes 0-3 + 4-7 of a, then of b. */
+static TAMIS_ALWAYS_INLINE __m256 add_halves(__m256 a, __m256 b)
+{
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+/* v16_sum of four, the same additions. */
+static TAMIS_ALWAYS_INLINE __m128 v16_sum_4(const v16 v[4])
+{
+    const __m256 a = add_halves(_mm256_add_ps(v[0].lo, v[0].hi), _mm256_add_ps(v[1].lo, v[1].hi));
+    const __m256 b = add_halves(_mm256_add_ps(v[2].lo, v[2].hi), _mm256_add_ps(v[3].lo, v[3].hi));
+    /* two lanes each of v[0], v[2], v[1], v[3] */
+    const __m256 c = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    const __m128 even = _mm256_castps256_ps128(c), odd = _mm256_extractf128_ps(c, 1);
+    const __m128 low = _mm_unpacklo_ps(even, odd), high = _mm_unpackhi_ps(even, odd);
+    return _mm_add_ps(_mm_movelh_ps(low, high), _mm_movehl_ps(high, low));
+}
+
 /* All ones in the first n of 8 lanes (n may lie outside 0..8). */
 static TAMIS_ALWAYS_INLINE __m256i first_lanes(int64_t n)
 {
