@@ -16,6 +16,9 @@
 
 #define TILE_KEYS 4
 #define PATTERNS  16
+#define MAX_KEYS  64
+/* One panel's dots of all keys. */
+#define DOTS_STRIDE (MAX_KEYS * TAMIS_LANES)
 /* Below it a dot has at most 23 bits, which add_step_8 counts on, and its step is an FP16 number.
  */
 #define MAX_DIM 512
@@ -174,9 +177,9 @@ static TAMIS_ALWAYS_INLINE __m256 add_step_8(__m256 sum, __m256i dot, __m256 sca
 #endif
 
 /* Dots of n_keys keys with the panel's 16 heads. */
-static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, int32_t *dots, int64_t dot_stride,
-                                        const i8_panel *panel, const uint8_t *magnitudes,
-                                        const uint8_t *signs, int64_t stride)
+static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, int32_t *dots, const i8_panel *panel,
+                                        const uint8_t *magnitudes, const uint8_t *signs,
+                                        int64_t stride)
 {
     const __m256i one = integers_in_register(_mm256_set1_epi16(1));
     const i8_group *group = panel->groups;
@@ -193,24 +196,24 @@ static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, int32_t *dots, int64_t dot_s
             ADD_DOTS(hi[i], key, group, pattern, 32, one);
         }
     }
-    for (int i = 0; i < n_keys; i++) {
-        _mm256_storeu_si256((__m256i *)(dots + i * dot_stride), lo[i]);
-        _mm256_storeu_si256((__m256i *)(dots + i * dot_stride + 8), hi[i]);
+    for (int i = 0; i < n_keys; i++, dots += TAMIS_LANES) {
+        _mm256_storeu_si256((__m256i *)dots, lo[i]);
+        _mm256_storeu_si256((__m256i *)(dots + 8), hi[i]);
     }
 }
 
-/* Dots of the keys with all heads, a panel after the other. */
+/* Dots of the keys with all heads, [panel][MAX_KEYS][16]. */
 static TAMIS_ALWAYS_INLINE void dots_fill(int32_t *dots, const void *query, int64_t n_heads,
                                           int64_t head_dim, const uint8_t *magnitudes,
                                           const uint8_t *signs, int64_t n_keys, index_ahead *ahead)
 {
-    const int64_t stride = round_up(head_dim, 128), padded = round_up(n_heads, TAMIS_LANES);
-    for (int64_t first = 0; first < n_heads; first += TAMIS_LANES) {
+    const int64_t stride = round_up(head_dim, 128);
+    for (int64_t first = 0; first < n_heads; first += TAMIS_LANES, dots += DOTS_STRIDE) {
         const i8_panel panel = panel_at(query, n_heads, head_dim, first);
         int64_t j = 0;
 #define I8_TILE(n)                                                                                 \
-    i8_tile(n, dots + first + j * padded, padded, &panel, magnitudes + j * stride,                 \
-            signs + j * (stride / 4), stride)
+    i8_tile(n, dots + j * TAMIS_LANES, &panel, magnitudes + j * stride, signs + j * (stride / 4),  \
+            stride)
         for (; j + TILE_KEYS <= n_keys; j += TILE_KEYS) {
             I8_TILE(TILE_KEYS);
             index_ahead_fetch(ahead);
@@ -224,13 +227,13 @@ static TAMIS_ALWAYS_INLINE void dots_fill(int32_t *dots, const void *query, int6
 }
 
 /* Steps of one key's heads times their weights, before the halving tree. */
-static TAMIS_ALWAYS_INLINE v16 steps_sum(const int32_t *dot, const float *scaled, int64_t padded)
+static TAMIS_ALWAYS_INLINE v16 steps_sum(const int32_t *dots, const float *scaled, int64_t padded)
 {
     v16 sum = v16_zero();
-    for (int64_t h = 0; h < padded; h += TAMIS_LANES) {
+    for (int64_t h = 0; h < padded; h += TAMIS_LANES, dots += DOTS_STRIDE) {
         const v16 weight = v16_load(scaled + h);
-        sum = (v16){add_step_8(sum.lo, load_32_bytes(dot + h), weight.lo),
-                    add_step_8(sum.hi, load_32_bytes(dot + h + 8), weight.hi)};
+        sum = (v16){add_step_8(sum.lo, load_32_bytes(dots), weight.lo),
+                    add_step_8(sum.hi, load_32_bytes(dots + 8), weight.hi)};
     }
     return sum;
 }
@@ -241,10 +244,10 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
                                            int64_t n_keys, const void *next, float *scratch)
 {
     const int64_t stride = round_up(head_dim, 128), padded = round_up(n_heads, TAMIS_LANES);
-    int32_t *dots = (int32_t *)scratch;                    /* [n_keys][padded] */
-    uint8_t *magnitudes = (uint8_t *)(dots + 64 * padded); /* [n_keys][stride] */
-    uint8_t *signs = magnitudes + n_keys * stride;         /* [n_keys][stride / 4] */
-    float scales[64];
+    int32_t *dots = (int32_t *)scratch;
+    uint8_t *magnitudes = (uint8_t *)(dots + MAX_KEYS * padded); /* [n_keys][stride] */
+    uint8_t *signs = magnitudes + n_keys * stride;               /* [n_keys][stride / 4] */
+    float scales[MAX_KEYS];
     for (int64_t j = 0; j < n_keys; j++) {
         const uint8_t *row = (const uint8_t *)keys + j * key_stride;
         key_split(magnitudes + j * stride, signs + j * (stride / 4), row + format->coded_at,
@@ -259,11 +262,11 @@ static TAMIS_ALWAYS_INLINE void score_keys(float *scores, const void *query, int
     for (; j + 4 <= n_keys; j += 4) {
         v16 sums[4];
         for (int i = 0; i < 4; i++)
-            sums[i] = steps_sum(dots + (j + i) * padded, scaled, padded);
+            sums[i] = steps_sum(dots + (j + i) * TAMIS_LANES, scaled, padded);
         _mm_storeu_ps(scores + j, _mm_mul_ps(v16_sum_4(sums), _mm_loadu_ps(scales + j)));
     }
     for (; j < n_keys; j++)
-        scores[j] = v16_sum(steps_sum(dots + j * padded, scaled, padded)) * scales[j];
+        scores[j] = v16_sum(steps_sum(dots + j * TAMIS_LANES, scaled, padded)) * scales[j];
 }
 
 /* The published models' dimension is compiled in: the tile's addresses are constants then. */
