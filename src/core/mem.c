@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "core/size.h"
 
@@ -18,6 +19,7 @@
 #endif
 
 #define BLOCK_ALIGN 64
+#define HUGE_PAGE   ((size_t)2 << 20)
 #define BLOCK_MAGIC 0x74616d69u
 
 typedef struct block_header {
@@ -61,6 +63,21 @@ static bool must_fail(void)
     return n == 1;
 }
 
+/* From one huge page on, in huge pages where the kernel gives them: rows that are gathered and
+ * tables that are read at random then cost no page walks. */
+static void *block_alloc(size_t bytes)
+{
+    void *base = NULL;
+    const bool huge = bytes >= HUGE_PAGE;
+    if (posix_memalign(&base, huge ? HUGE_PAGE : BLOCK_ALIGN, bytes) != 0)
+        return NULL;
+#ifdef MADV_HUGEPAGE
+    if (huge)
+        (void)madvise(base, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return base;
+}
+
 void *tamis_mem_alloc(tamis_mem_kind kind, size_t bytes)
 {
     assert((unsigned)kind < TAMIS_NUM_MEM_KINDS);
@@ -69,7 +86,7 @@ void *tamis_mem_alloc(tamis_mem_kind kind, size_t bytes)
     if (must_fail() || bytes > SIZE_MAX / 2)
         return NULL;
     const size_t padded = (bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
-    uint8_t *base = aligned_alloc(BLOCK_ALIGN, BLOCK_ALIGN + padded);
+    uint8_t *base = block_alloc(BLOCK_ALIGN + padded);
     if (base == NULL)
         return NULL;
     memset(base, 0, BLOCK_ALIGN + padded);
@@ -124,11 +141,20 @@ void tamis_mem_trim(void)
 #endif
 }
 
-size_t tamis_mem_in_use(tamis_mem_kind kind) { return atomic_load(&in_use[kind]); }
+size_t tamis_mem_in_use(tamis_mem_kind kind)
+{
+    return atomic_load(&in_use[kind]);
+}
 
-uint64_t tamis_mem_num_allocs(void) { return atomic_load(&num_allocs); }
+uint64_t tamis_mem_num_allocs(void)
+{
+    return atomic_load(&num_allocs);
+}
 
-void tamis_mem_fail_at(uint64_t n) { atomic_store(&fail_countdown, n); }
+void tamis_mem_fail_at(uint64_t n)
+{
+    atomic_store(&fail_countdown, n);
+}
 
 void tamis_mem_run_begin(void)
 {
@@ -143,6 +169,12 @@ void tamis_mem_run_end(void)
     atomic_fetch_sub(&runs_in_progress, 1);
 }
 
-uint64_t tamis_mem_num_allocs_in_run(void) { return atomic_load(&num_calls_in_run); }
+uint64_t tamis_mem_num_allocs_in_run(void)
+{
+    return atomic_load(&num_calls_in_run);
+}
 
-void tamis_mem_assert_in_run(bool on) { atomic_store(&assert_in_run, on); }
+void tamis_mem_assert_in_run(bool on)
+{
+    atomic_store(&assert_in_run, on);
+}
