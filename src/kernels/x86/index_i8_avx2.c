@@ -23,13 +23,6 @@
  */
 #define MAX_DIM 512
 
-/* One pointer for all that a group holds: gcc would walk with several. Emits nothing. */
-#if defined(__GNUC__)
-#define KEEP_POINTER(p) __asm__("" : "+r"(p))
-#else
-#define KEEP_POINTER(p) (void)(p)
-#endif
-
 /* 4 channels of 16 heads, for every pattern of a key's signs. */
 typedef struct i8_group {
     int8_t codes[PATTERNS][TAMIS_LANES][4];
@@ -187,7 +180,7 @@ static TAMIS_ALWAYS_INLINE void i8_tile(int n_keys, int32_t *dots, const i8_pane
     for (int i = 0; i < n_keys; i++)
         lo[i] = hi[i] = _mm256_setzero_si256();
     for (int64_t g = 0; g < panel->n_groups; g++, group++) {
-        KEEP_POINTER(group);
+        KEEP_POINTER(group); /* one pointer for all of it: gcc would walk with several */
         for (int i = 0; i < n_keys; i++) {
             const __m256i key =
                 integers_in_register(broadcast_4_bytes(magnitudes + i * stride + 4 * g));

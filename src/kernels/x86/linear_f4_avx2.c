@@ -20,7 +20,8 @@ typedef struct f4_pass {
     const tamis_matrix *w;
     const f4_inputs *inputs; /* [step][token] */
     int64_t n_tokens, n_steps;
-    int64_t whole; /* steps of 128 columns that exist */
+    int64_t whole;       /* steps of 128 columns that exist */
+    int32_t least, most; /* exponents of the inputs' units; NaN: a large one */
     float *y;
     int64_t y_stride, row_begin, row_end;
 } f4_pass;
@@ -28,7 +29,7 @@ typedef struct f4_pass {
 typedef struct f4_row {
     const uint8_t *codes, *scales;
     const uint8_t *next; /* codes that are asked for ahead; the last row names itself */
-    bool powers;         /* the scales of whole steps: four bytes, neither 0 nor 255 */
+    bool fused;          /* whole steps: units times scales are formed as exponents */
 } f4_row;
 
 /* ---------------------------------------------------------------- weights */
@@ -54,46 +55,61 @@ static TAMIS_ALWAYS_INLINE void decode(__m256i u[4], const uint8_t *codes)
     }
 }
 
-/* Whether the scales of a row's whole steps can be read as exponents. */
-static bool are_powers(const f4_pass *pass, const uint8_t *scales)
+/* Whether all of n bytes (a multiple of 4) lie in least..most: less `least`, modulo 256, none is
+ * larger than their distance. */
+static TAMIS_ALWAYS_INLINE bool are_within(const uint8_t *bytes, int64_t n, int32_t least,
+                                           int32_t most)
 {
-    const __m256i one = _mm256_set1_epi8(1);
-    const int64_t n = pass->whole * 4;
-    __m256i least = _mm256_set1_epi8(-1); /* of byte + 1: 0 and 1 are of 255 and 0 */
+    const __m256i low = _mm256_set1_epi8((char)least);
+    __m256i largest = _mm256_setzero_si256();
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
-        least = _mm256_min_epu8(least, _mm256_add_epi8(load(scales + i), one));
+        largest = _mm256_max_epu8(largest, _mm256_sub_epi8(load(bytes + i), low));
     for (; i < n; i += 4) {
         int32_t four;
-        memcpy(&four, scales + i, sizeof four);
-        least = _mm256_min_epu8(least, _mm256_add_epi8(_mm256_set1_epi32(four), one));
+        memcpy(&four, bytes + i, sizeof four);
+        largest = _mm256_max_epu8(largest, _mm256_sub_epi8(_mm256_set1_epi32(four), low));
     }
-    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(least, _mm256_min_epu8(least, one))) == 0;
+    const __m256i over = _mm256_subs_epu8(largest, _mm256_set1_epi8((char)(most - least)));
+    return least <= most && _mm256_testz_si256(over, over);
 }
 
-static f4_row row_at(const f4_pass *pass, int64_t row)
+/*
+ * Whether every unit times a scale is a normal number, and no sum times a unit overflows: then
+ * sum * unit, * scale within the fma, and sum * (unit * scale) are the same, and an addition of
+ * exponents makes the product. The bytes 0 and 255 are no such scales.
+ */
+static TAMIS_ALWAYS_INLINE bool is_fused(const f4_pass *pass, const uint8_t *scales)
+{
+    const tamis_matrix *w = pass->w;
+    return w->scale != NULL && w->scale_dtype == TAMIS_DTYPE_F8_E8M0 && w->block_cols == 32 &&
+           pass->most <= 96 &&
+           are_within(scales, pass->whole * 4, pass->least < 0 ? 1 - pass->least : 1,
+                      pass->most > 0 ? 254 - pass->most : 254);
+}
+
+static TAMIS_ALWAYS_INLINE f4_row row_at(const f4_pass *pass, int64_t row)
 {
     const tamis_matrix *w = pass->w;
     f4_row r = {.codes = tamis_weight_row(w, row)};
     r.next = r.codes + (row + 1 < pass->row_end ? w->row_bytes : 0);
     r.scales = w->scale != NULL ? tamis_scale_row(w, row) : NULL;
-    r.powers = w->scale != NULL && w->scale_dtype == TAMIS_DTYPE_F8_E8M0 && w->block_cols == 32 &&
-               are_powers(pass, r.scales);
+    r.fused = is_fused(pass, r.scales);
     return r;
 }
 
-/* The scales of 4 blocks in the order of sums: 0 0 2 2 1 1 3 3. */
-static TAMIS_ALWAYS_INLINE __m256 scales_of_powers(const uint8_t *at)
+/* The scales of 4 blocks in the order of sums, 0 0 2 2 1 1 3 3: their bytes as exponents. */
+static TAMIS_ALWAYS_INLINE __m256i exponents_of(const uint8_t *at)
 {
     const __m256i pick =
         _mm256_setr_epi8(-1, -1, 0, -1, -1, -1, 0, -1, -1, -1, 2, -1, -1, -1, 2, -1, -1, -1, 1, -1,
                          -1, -1, 1, -1, -1, -1, 3, -1, -1, -1, 3, -1);
     int32_t four;
     memcpy(&four, at, sizeof four);
-    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(four), pick);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(bytes, 7));
+    return _mm256_slli_epi32(_mm256_shuffle_epi8(_mm256_set1_epi32(four), pick), 7);
 }
-static __m256 scales_of_any(const f4_pass *pass, const uint8_t *scales, int64_t step)
+
+static __m256i scales_of_any(const f4_pass *pass, const uint8_t *scales, int64_t step)
 {
     const tamis_matrix *w = pass->w;
     float of[4];
@@ -102,14 +118,15 @@ static __m256 scales_of_any(const f4_pass *pass, const uint8_t *scales, int64_t 
         of[b] =
             scales != NULL && c < w->cols ? tamis_scale_decode(w, scales, c / w->block_cols) : 1.0f;
     }
-    return _mm256_setr_ps(of[0], of[0], of[2], of[2], of[1], of[1], of[3], of[3]);
+    return _mm256_castps_si256(
+        _mm256_setr_ps(of[0], of[0], of[2], of[2], of[1], of[1], of[3], of[3]));
 }
 
-static TAMIS_ALWAYS_INLINE __m256 scales_of(const f4_pass *pass, const f4_row *row, bool powers,
-                                            int64_t step)
+/* Exponents if fused, else numbers. */
+static TAMIS_ALWAYS_INLINE __m256i scales_of(const f4_pass *pass, const f4_row *row, bool fused,
+                                             int64_t step)
 {
-    return powers ? scales_of_powers(row->scales + 4 * step)
-                  : scales_of_any(pass, row->scales, step);
+    return fused ? exponents_of(row->scales + 4 * step) : scales_of_any(pass, row->scales, step);
 }
 
 /* The codes behind the whole steps, zeros behind them. */
@@ -158,14 +175,18 @@ static TAMIS_ALWAYS_INLINE void add_products(f4_words *t, __m256i u, __m256i far
     t->middle = _mm256_add_epi16(t->middle, times(u, x->middle[v]));
 }
 
-/* acc += the products of a step. */
-static TAMIS_ALWAYS_INLINE __m256 add_step(__m256 acc, const f4_words *t, __m256 scale,
-                                           const f4_inputs *x)
+/* acc += the products of a step; scales as scales_of gives them. */
+static TAMIS_ALWAYS_INLINE __m256 add_step(__m256 acc, const f4_words *t, bool fused,
+                                           __m256i scales, const f4_inputs *x)
 {
     const __m256i outer = _mm256_add_epi16(t->near, t->far);
     const __m256i middle = _mm256_madd_epi16(t->middle, _mm256_set1_epi16(256));
     const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(outer, middle));
-    return _mm256_fmadd_ps(_mm256_mul_ps(sum, _mm256_loadu_ps(x->unit)), scale, acc);
+    if (fused)
+        return _mm256_fmadd_ps(
+            sum, _mm256_castsi256_ps(_mm256_add_epi32(load(x->exponent), scales)), acc);
+    return _mm256_fmadd_ps(_mm256_mul_ps(sum, _mm256_loadu_ps(x->unit)),
+                           _mm256_castsi256_ps(scales), acc);
 }
 
 static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
@@ -176,8 +197,8 @@ static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
 /* ---------------------------------------------------------------- one token */
 
 /* A step of one row. */
-static TAMIS_ALWAYS_INLINE __m256 token_step(__m256 acc, const uint8_t *codes, __m256 scale,
-                                             const f4_inputs *x)
+static TAMIS_ALWAYS_INLINE __m256 token_step(__m256 acc, const uint8_t *codes, bool fused,
+                                             __m256i scales, const f4_inputs *x)
 {
     f4_words t = corrections_of(x);
     __m256i u[4];
@@ -187,11 +208,11 @@ static TAMIS_ALWAYS_INLINE __m256 token_step(__m256 acc, const uint8_t *codes, _
         add_products(&t, u[v], u[v], x, v);
     }
     t.far = swap_words(t.far);
-    return add_step(acc, &t, scale, x);
+    return add_step(acc, &t, fused, scales, x);
 }
 
 static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *rows, int n_rows,
-                                           bool powers, int64_t row)
+                                           bool fused, int64_t row)
 {
     const group_ahead ahead =
         group_ahead_of(pass->w, row, n_rows, row + 2 * n_rows > pass->row_end);
@@ -201,15 +222,16 @@ static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *ro
     for (int64_t step = 0; step < pass->whole; step++) {
         group_ahead_fetch(&ahead, n_rows, step * (F4_STEP_COLS / 2));
         for (int i = 0; i < n_rows; i++)
-            acc[i] = token_step(acc[i], rows[i].codes + step * (F4_STEP_COLS / 2),
-                                scales_of(pass, &rows[i], powers, step), pass->inputs + step);
+            acc[i] = token_step(acc[i], rows[i].codes + step * (F4_STEP_COLS / 2), fused,
+                                scales_of(pass, &rows[i], fused, step), pass->inputs + step);
     }
     for (int i = 0; i < n_rows; i++) {
         if (pass->whole < pass->n_steps) {
             uint8_t rest[F4_STEP_COLS / 2];
             copy_rest(rest, pass, &rows[i]);
-            acc[i] = token_step(acc[i], rest, scales_of_any(pass, rows[i].scales, pass->whole),
-                                pass->inputs + pass->whole);
+            acc[i] =
+                token_step(acc[i], rest, false, scales_of_any(pass, rows[i].scales, pass->whole),
+                           pass->inputs + pass->whole);
         }
         pass->y[row - pass->row_begin + i] = sum_8(acc[i]);
     }
@@ -218,12 +240,12 @@ static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *ro
 static TAMIS_ALWAYS_INLINE void token_group(const f4_pass *pass, int64_t row, int n_rows)
 {
     f4_row rows[TOKEN_ROWS];
-    bool powers = true;
+    bool fused = true;
     for (int i = 0; i < n_rows; i++) {
         rows[i] = row_at(pass, row + i);
-        powers = powers && rows[i].powers;
+        fused = fused && rows[i].fused;
     }
-    if (powers)
+    if (fused)
         token_rows(pass, rows, n_rows, true, row);
     else
         token_rows(pass, rows, n_rows, false, row);
@@ -242,7 +264,7 @@ static void one_token(const f4_pass *pass)
 
 /* One step of a row with n tokens; sums: [token][8]. */
 static TAMIS_ALWAYS_INLINE void tile_step(const f4_inputs *x, int64_t n, const uint8_t *codes,
-                                          __m256 scale, float *sums)
+                                          bool fused, __m256i scales, float *sums)
 {
     __m256i u[4], far[4];
     decode(u, codes);
@@ -255,19 +277,20 @@ static TAMIS_ALWAYS_INLINE void tile_step(const f4_inputs *x, int64_t n, const u
             in = in_order(in, &t);
             add_products(&t, u[v], far[v], in, v);
         }
-        _mm256_store_ps(sums + 8 * i, add_step(_mm256_load_ps(sums + 8 * i), &t, scale, in));
+        _mm256_store_ps(sums + 8 * i,
+                        add_step(_mm256_load_ps(sums + 8 * i), &t, fused, scales, in));
     }
 }
 
 /* Whole steps [begin, end) of a row. */
-static TAMIS_ALWAYS_INLINE void tile_steps(const f4_pass *pass, const f4_row *row, bool powers,
+static TAMIS_ALWAYS_INLINE void tile_steps(const f4_pass *pass, const f4_row *row, bool fused,
                                            int64_t n, int64_t begin, int64_t end, float *sums)
 {
     for (int64_t step = begin; step < end; step++) {
         const int64_t at = step * (F4_STEP_COLS / 2);
         _mm_prefetch(row->next + at, _MM_HINT_T0);
-        tile_step(pass->inputs + step * n, n, row->codes + at, scales_of(pass, row, powers, step),
-                  sums);
+        tile_step(pass->inputs + step * n, n, row->codes + at, fused,
+                  scales_of(pass, row, fused, step), sums);
     }
 }
 
@@ -276,7 +299,7 @@ static void tile_row(const f4_pass *pass, const f4_row *row, int64_t begin, int6
                      float *sums)
 {
     const int64_t n = pass->n_tokens, stop = end < pass->whole ? end : pass->whole;
-    if (!row->powers)
+    if (!row->fused)
         tile_steps(pass, row, false, n, begin, stop, sums);
     else if (n == 2)
         tile_steps(pass, row, true, 2, begin, stop, sums);
@@ -287,7 +310,7 @@ static void tile_row(const f4_pass *pass, const f4_row *row, int64_t begin, int6
     if (end > pass->whole) {
         uint8_t rest[F4_STEP_COLS / 2];
         copy_rest(rest, pass, row);
-        tile_step(pass->inputs + pass->whole * n, n, rest,
+        tile_step(pass->inputs + pass->whole * n, n, rest, false,
                   scales_of_any(pass, row->scales, pass->whole), sums);
     }
 }
@@ -322,6 +345,27 @@ static void tile_tokens(const f4_pass *pass, float *sums)
 
 /* ---------------------------------------------------------------- kernel */
 
+/* The exponents of the inputs that are there. */
+static void units_range(f4_pass *pass)
+{
+    __m256i low = _mm256_set1_epi32(INT32_MAX), high = _mm256_set1_epi32(INT32_MIN);
+    for (int64_t i = 0; i < pass->n_steps * pass->n_tokens; i++) {
+        low = _mm256_min_epi32(low, load(pass->inputs[i].exponent));
+        high = _mm256_max_epi32(high, load(pass->inputs[i].exponent));
+    }
+    int32_t of[2][8];
+    _mm256_storeu_si256((__m256i *)of[0], low);
+    _mm256_storeu_si256((__m256i *)of[1], high);
+    pass->least = INT32_MAX;
+    pass->most = INT32_MIN;
+    for (int i = 0; i < 8; i++) {
+        pass->least = of[0][i] < pass->least ? of[0][i] : pass->least;
+        pass->most = of[1][i] > pass->most ? of[1][i] : pass->most;
+    }
+    pass->least >>= 23;
+    pass->most >>= 23;
+}
+
 TAMIS_KERNEL_linear(tamis_linear_f4_avx2)
 {
     f4_inputs *inputs = (f4_inputs *)(void *)scratch;
@@ -340,6 +384,7 @@ TAMIS_KERNEL_linear(tamis_linear_f4_avx2)
             for (int64_t s = 0; s < pass.n_steps; s++)
                 tamis_f4_inputs_avx2(&inputs[s * n + t], x + (first + t) * x_stride,
                                      s * F4_STEP_COLS, w->cols, n > 1);
+        units_range(&pass);
         if (n == 1)
             one_token(&pass);
         else

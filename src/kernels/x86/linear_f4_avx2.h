@@ -22,12 +22,14 @@
 /*
  * 128 columns of a token; vectors [2 part + (column % 2)] as the codes lie. The corrections take
  * away what F4_CODE_SHIFT brings, 12 sum(q). The low word of the first has 2^15 more: no sign
- * there, which would borrow from the high word; the second has it less.
+ * there, which would borrow from the high word; the second has it less. A block of zeros has the
+ * unit 1.
  */
 typedef struct f4_inputs {
     int8_t near[4][32], far[4][32], middle[4][32]; /* d0 and d2, d2 and d0, d1 */
     int16_t correction[16], middle_correction[16];
     float unit[8];
+    int32_t exponent[8]; /* bits of the unit less those of 1: 2^23 times its exponent */
 } f4_inputs;
 
 /*

@@ -67,8 +67,10 @@ static TAMIS_ALWAYS_INLINE void blocks_of(two_blocks *to, const float *x)
                                    _mm256_cvtps_epi32(_mm256_mul_ps(load_columns(x, i), factor)));
     place_digits(to, 0, q);
     place_digits(to, 1, q + 4);
+    const __m256i zeros = _mm256_cmpeq_epi32(amax, _mm256_setzero_si256());
+    const __m256i number = _mm256_blendv_epi8(unit, _mm256_set1_epi32(0x3f800000), zeros);
     to->unit =
-        _mm256_castsi256_ps(_mm256_blendv_epi8(unit, _mm256_set1_epi32(0x7fc00000), no_number));
+        _mm256_castsi256_ps(_mm256_blendv_epi8(number, _mm256_set1_epi32(0x7fc00000), no_number));
 }
 
 static TAMIS_ALWAYS_INLINE void store(void *to, __m256i v)
@@ -114,8 +116,10 @@ static TAMIS_ALWAYS_INLINE void inputs_of(f4_inputs *to, const float *x, bool sw
         store(to->middle[v], digit[1][v]);
     }
     store_corrections(to, digit);
-    _mm256_storeu_ps(to->unit, _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a.unit),
-                                                                   _mm256_castps_pd(b.unit))));
+    const __m256i unit =
+        _mm256_unpacklo_epi64(_mm256_castps_si256(a.unit), _mm256_castps_si256(b.unit));
+    store(to->unit, unit);
+    store(to->exponent, _mm256_sub_epi32(unit, _mm256_set1_epi32(0x3f800000)));
 }
 
 void tamis_f4_inputs_avx2(f4_inputs *to, const float *x, int64_t begin, int64_t cols, bool swapped)

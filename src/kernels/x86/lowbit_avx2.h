@@ -49,15 +49,6 @@ static TAMIS_ALWAYS_INLINE __m256i broadcast_4_bytes(const void *p)
     return _mm256_set1_epi32(four);
 }
 
-/* See in_register. */
-static TAMIS_ALWAYS_INLINE __m256i integers_in_register(__m256i v)
-{
-#if defined(__GNUC__)
-    __asm__("" : "+x"(v));
-#endif
-    return v;
-}
-
 /*
  * acc + v in acc's own register: gcc may write a sum over v instead and copy it back, and a tile
  * that the decoders bind pays for the copies.

@@ -52,10 +52,24 @@ static TAMIS_ALWAYS_INLINE __m256 in_register(__m256 v)
 #endif
     return v;
 }
+static TAMIS_ALWAYS_INLINE __m256i integers_in_register(__m256i v)
+{
+#if defined(__GNUC__)
+    __asm__("" : "+x"(v));
+#endif
+    return v;
+}
 static TAMIS_ALWAYS_INLINE v16 v16_in_registers(v16 v)
 {
     return (v16){in_register(v.lo), in_register(v.hi)};
 }
+
+/* What lies behind p is read again where it is used next, not kept in registers. Emits nothing. */
+#if defined(__GNUC__)
+#define KEEP_POINTER(p) __asm__("" : "+r"(p))
+#else
+#define KEEP_POINTER(p) (void)(p)
+#endif
 
 /* The halving tree of lanes16. */
 static TAMIS_ALWAYS_INLINE float v16_sum(v16 v)
