@@ -55,13 +55,10 @@ static TAMIS_ALWAYS_INLINE void decode(__m256i u[4], const uint8_t *codes)
     }
 }
 
-/* Whether all of n bytes (a multiple of 4) lie in least..most: less `least`, modulo 256, none is
- * larger than their distance. */
-static TAMIS_ALWAYS_INLINE bool are_within(const uint8_t *bytes, int64_t n, int32_t least,
-                                           int32_t most)
+/* The larger of `largest` and n bytes (a multiple of 4) less `low`, modulo 256. */
+static TAMIS_ALWAYS_INLINE __m256i largest_above(__m256i largest, __m256i low, const uint8_t *bytes,
+                                                 int64_t n)
 {
-    const __m256i low = _mm256_set1_epi8((char)least);
-    __m256i largest = _mm256_setzero_si256();
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
         largest = _mm256_max_epu8(largest, _mm256_sub_epi8(load(bytes + i), low));
@@ -70,31 +67,36 @@ static TAMIS_ALWAYS_INLINE bool are_within(const uint8_t *bytes, int64_t n, int3
         memcpy(&four, bytes + i, sizeof four);
         largest = _mm256_max_epu8(largest, _mm256_sub_epi8(_mm256_set1_epi32(four), low));
     }
-    const __m256i over = _mm256_subs_epu8(largest, _mm256_set1_epi8((char)(most - least)));
-    return least <= most && _mm256_testz_si256(over, over);
+    return largest;
 }
 
 /*
- * Whether every unit times a scale is a normal number, and no sum times a unit overflows: then
- * sum * unit, * scale within the fma, and sum * (unit * scale) are the same, and an addition of
- * exponents makes the product. The bytes 0 and 255 are no such scales.
+ * Whether, in the whole steps of n rows, every unit times a scale is a normal number, and no sum
+ * times a unit overflows: then sum * unit, * scale within the fma, and sum * (unit * scale) are the
+ * same, and an addition of exponents makes the product. The bytes 0 and 255 are no such scales.
  */
-static TAMIS_ALWAYS_INLINE bool is_fused(const f4_pass *pass, const uint8_t *scales)
+static bool are_fused(const f4_pass *pass, int64_t row, int64_t n)
 {
     const tamis_matrix *w = pass->w;
-    return w->scale != NULL && w->scale_dtype == TAMIS_DTYPE_F8_E8M0 && w->block_cols == 32 &&
-           pass->most <= 96 &&
-           are_within(scales, pass->whole * 4, pass->least < 0 ? 1 - pass->least : 1,
-                      pass->most > 0 ? 254 - pass->most : 254);
+    const int32_t least = pass->least < 0 ? 1 - pass->least : 1;
+    const int32_t most = pass->most > 0 ? 254 - pass->most : 254;
+    if (w->scale == NULL || w->scale_dtype != TAMIS_DTYPE_F8_E8M0 || w->block_cols != 32 ||
+        least > most || pass->most > 96)
+        return false;
+    const __m256i low = _mm256_set1_epi8((char)least);
+    __m256i largest = _mm256_setzero_si256();
+    for (int64_t r = 0; r < n; r++)
+        largest = largest_above(largest, low, tamis_scale_row(w, row + r), pass->whole * 4);
+    const __m256i over = _mm256_subs_epu8(largest, _mm256_set1_epi8((char)(most - least)));
+    return _mm256_testz_si256(over, over);
 }
 
-static TAMIS_ALWAYS_INLINE f4_row row_at(const f4_pass *pass, int64_t row)
+static TAMIS_ALWAYS_INLINE f4_row row_at(const f4_pass *pass, int64_t row, bool fused)
 {
     const tamis_matrix *w = pass->w;
-    f4_row r = {.codes = tamis_weight_row(w, row)};
+    f4_row r = {.codes = tamis_weight_row(w, row), .fused = fused};
     r.next = r.codes + (row + 1 < pass->row_end ? w->row_bytes : 0);
     r.scales = w->scale != NULL ? tamis_scale_row(w, row) : NULL;
-    r.fused = is_fused(pass, r.scales);
     return r;
 }
 
@@ -237,14 +239,12 @@ static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *ro
     }
 }
 
-static TAMIS_ALWAYS_INLINE void token_group(const f4_pass *pass, int64_t row, int n_rows)
+static TAMIS_ALWAYS_INLINE void token_group(const f4_pass *pass, int64_t row, int n_rows,
+                                            bool fused)
 {
     f4_row rows[TOKEN_ROWS];
-    bool fused = true;
-    for (int i = 0; i < n_rows; i++) {
-        rows[i] = row_at(pass, row + i);
-        fused = fused && rows[i].fused;
-    }
+    for (int i = 0; i < n_rows; i++)
+        rows[i] = row_at(pass, row + i, fused);
     if (fused)
         token_rows(pass, rows, n_rows, true, row);
     else
@@ -253,11 +253,15 @@ static TAMIS_ALWAYS_INLINE void token_group(const f4_pass *pass, int64_t row, in
 
 static void one_token(const f4_pass *pass)
 {
-    int64_t row = pass->row_begin;
-    for (; row + TOKEN_ROWS <= pass->row_end; row += TOKEN_ROWS)
-        token_group(pass, row, TOKEN_ROWS);
-    for (; row < pass->row_end; row++)
-        token_group(pass, row, 1);
+    for (int64_t row = pass->row_begin, end; row < pass->row_end; row = end) {
+        end = pass->row_end - row < TILE_ROWS ? pass->row_end : row + TILE_ROWS;
+        const bool fused = are_fused(pass, row, end - row);
+        int64_t r = row;
+        for (; r + TOKEN_ROWS <= end; r += TOKEN_ROWS)
+            token_group(pass, r, TOKEN_ROWS, fused || are_fused(pass, r, TOKEN_ROWS));
+        for (; r < end; r++)
+            token_group(pass, r, 1, fused || are_fused(pass, r, 1));
+    }
 }
 
 /* ---------------------------------------------------------------- a tile of tokens */
@@ -321,8 +325,9 @@ static void tile_block(const f4_pass *pass, int64_t row, int64_t n_rows, float *
     const int64_t n = pass->n_tokens, fit = TILE_BYTES / (n * (int64_t)sizeof(f4_inputs));
     const int64_t chunk = fit < 1 ? 1 : fit;
     f4_row rows[TILE_ROWS];
+    const bool fused = are_fused(pass, row, n_rows);
     for (int64_t r = 0; r < n_rows; r++)
-        rows[r] = row_at(pass, row + r);
+        rows[r] = row_at(pass, row + r, fused || are_fused(pass, row + r, 1));
     memset(sums, 0, (size_t)(8 * n * n_rows) * sizeof *sums);
     for (int64_t step = 0; step < pass->n_steps; step += chunk) {
         const int64_t end = pass->n_steps - step < chunk ? pass->n_steps : step + chunk;
