@@ -13,7 +13,8 @@
 #include "core/file_map.h"
 #include "core/mem.h"
 
-#define TEMP_SUFFIX ".XXXXXX"
+#define TEMP_SUFFIX  ".XXXXXX"
+#define BUFFER_BYTES ((size_t)2 << 20)
 
 /* No system takes a longer path, and the reason must not be lost behind it. */
 static tamis_status fail_errno(tamis_error *err, const char *path, const char *what)
@@ -63,7 +64,9 @@ tamis_status tamis_file_writer_open(tamis_file_writer *writer, const char *path,
     TAMIS_TRY(follow_link(&path, target, err));
     const size_t bytes = strlen(path) + sizeof TEMP_SUFFIX;
     char *temp_path = tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
-    *writer = (tamis_file_writer){tamis_mem_strdup(TAMIS_MEM_MISC, path), NULL, -1};
+    *writer = (tamis_file_writer){.path = tamis_mem_strdup(TAMIS_MEM_MISC, path),
+                                  .fd = -1,
+                                  .buffer = tamis_mem_alloc(TAMIS_MEM_MISC, BUFFER_BYTES)};
     tamis_status st = TAMIS_STATUS_OK;
     if (writer->path == NULL || temp_path == NULL) {
         st = tamis_fail_memory(err, path, 2 * bytes);
@@ -78,16 +81,41 @@ tamis_status tamis_file_writer_open(tamis_file_writer *writer, const char *path,
     return st;
 }
 
-tamis_status tamis_file_writer_write(tamis_file_writer *writer, const void *data, size_t bytes,
-                                     tamis_error *err)
+static tamis_status write_all(tamis_file_writer *writer, const uint8_t *data, size_t bytes,
+                              tamis_error *err)
 {
     for (size_t done = 0; done < bytes;) {
-        const ssize_t n = write(writer->fd, (const char *)data + done, bytes - done);
+        const ssize_t n = write(writer->fd, data + done, bytes - done);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return fail_errno(err, writer->path, "write");
         done += (size_t)n;
+    }
+    return TAMIS_STATUS_OK;
+}
+
+static tamis_status flush(tamis_file_writer *writer, tamis_error *err)
+{
+    const size_t bytes = writer->buffered;
+    writer->buffered = 0;
+    return write_all(writer, writer->buffer, bytes, err);
+}
+
+tamis_status tamis_file_writer_write(tamis_file_writer *writer, const void *data, size_t bytes,
+                                     tamis_error *err)
+{
+    const uint8_t *from = data;
+    if (writer->buffer == NULL)
+        return write_all(writer, from, bytes, err);
+    while (bytes > 0) {
+        const size_t room = BUFFER_BYTES - writer->buffered, n = bytes < room ? bytes : room;
+        memcpy(writer->buffer + writer->buffered, from, n);
+        writer->buffered += n;
+        from += n;
+        bytes -= n;
+        if (writer->buffered == BUFFER_BYTES)
+            TAMIS_TRY(flush(writer, err));
     }
     return TAMIS_STATUS_OK;
 }
@@ -115,8 +143,8 @@ static tamis_status sync_folder(const char *path, tamis_error *err)
 /* Everything up to the rename; the file is closed afterwards in any case. */
 static tamis_status finish(tamis_file_writer *writer, tamis_error *err)
 {
-    tamis_status st = TAMIS_STATUS_OK;
-    if (fsync(writer->fd) != 0)
+    tamis_status st = flush(writer, err);
+    if (st == TAMIS_STATUS_OK && fsync(writer->fd) != 0)
         st = fail_errno(err, writer->path, "sync");
     if (close(writer->fd) != 0 && st == TAMIS_STATUS_OK)
         st = fail_errno(err, writer->path, "close");
@@ -147,7 +175,8 @@ void tamis_file_writer_abandon(tamis_file_writer *writer)
         unlink(writer->temp_path);
     tamis_mem_free(writer->path);
     tamis_mem_free(writer->temp_path);
-    *writer = (tamis_file_writer){NULL, NULL, -1};
+    tamis_mem_free(writer->buffer);
+    *writer = (tamis_file_writer){.fd = -1};
 }
 
 /* ---------------------------------------------------------------- reader */

@@ -12,10 +12,14 @@
 typedef struct tamis_file_writer {
     char *path, *temp_path; /* NULL: not open */
     int fd;
+    uint8_t *buffer; /* what was not written yet; NULL: everything goes out at once */
+    size_t buffered;
 } tamis_file_writer;
 
 /* errors: IO (path is something else than a regular file; the system's reason), NO_MEMORY */
 tamis_status tamis_file_writer_open(tamis_file_writer *writer, const char *path, tamis_error *err);
+/* Goes out in whole blocks of 2 MiB: Linux keeps what is written so in huge pages, and maps them.
+ * An error may belong to data of earlier calls. */
 tamis_status tamis_file_writer_write(tamis_file_writer *writer, const void *data, size_t bytes,
                                      tamis_error *err);
 /* Makes the file appear, replacing an older one, and closes the writer. errors: IO; nothing is left

@@ -14,21 +14,23 @@ TAMIS_KERNEL_linear(tamis_linear_f4_avx2);
 TAMIS_KERNEL_linear(tamis_linear_many_avx2);
 
 /*
- * Rows are read a group at a time, side by side, and the group behind it is asked for in the order
- * of memory: that is the order which the hardware's own prefetch goes on with, and the pages of the
- * next group are looked up in time. It goes to the first cache level if it fits there beside the
- * inputs.
+ * Rows are read a group at a time, side by side, and what lies behind is asked for in the order of
+ * memory: that is the order which the hardware's own prefetch goes on with, and the pages of the
+ * next group are looked up in time. A group ahead, but not less than AHEAD_BYTES, which the memory
+ * needs. Into the second cache level: the first has the inputs.
  */
+#define AHEAD_BYTES 12288
 typedef struct group_ahead {
-    const uint8_t *next; /* the next group; the last one names itself, which costs nothing */
-    bool to_first_level;
+    const uint8_t *next; /* the last groups name themselves, which costs nothing */
 } group_ahead;
 
 static inline group_ahead group_ahead_of(const tamis_matrix *w, int64_t row, int64_t n_rows,
-                                         bool is_last)
+                                         int64_t row_end)
 {
     const int64_t bytes = n_rows * w->row_bytes;
-    return (group_ahead){tamis_weight_row(w, row) + (is_last ? 0 : bytes), bytes <= 8192};
+    const int64_t ahead = bytes < AHEAD_BYTES ? AHEAD_BYTES : bytes;
+    const bool is_last = row * w->row_bytes + ahead + bytes > row_end * w->row_bytes;
+    return (group_ahead){tamis_weight_row(w, row) + (is_last ? 0 : ahead)};
 }
 
 /* Called for every 64 bytes of the group's n_rows rows, `done` bytes from their start. */
@@ -37,10 +39,7 @@ static TAMIS_ALWAYS_INLINE void group_ahead_fetch(const group_ahead *ahead, int 
 {
     const uint8_t *at = ahead->next + n_rows * done;
     for (int i = 0; i < n_rows; i++)
-        if (ahead->to_first_level)
-            _mm_prefetch(at + 64 * i, _MM_HINT_T0);
-        else
-            _mm_prefetch(at + 64 * i, _MM_HINT_T1);
+        _mm_prefetch(at + 64 * i, _MM_HINT_T1);
 }
 
 /*

@@ -216,8 +216,7 @@ static TAMIS_ALWAYS_INLINE __m256 token_step(__m256 acc, const uint8_t *codes, b
 static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *rows, int n_rows,
                                            bool fused, int64_t row)
 {
-    const group_ahead ahead =
-        group_ahead_of(pass->w, row, n_rows, row + 2 * n_rows > pass->row_end);
+    const group_ahead ahead = group_ahead_of(pass->w, row, n_rows, pass->row_end);
     __m256 acc[TOKEN_ROWS];
     for (int i = 0; i < n_rows; i++)
         acc[i] = _mm256_setzero_ps();

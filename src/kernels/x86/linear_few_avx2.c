@@ -79,7 +79,7 @@ static TAMIS_ALWAYS_INLINE bool few_rows(tamis_dtype dtype, bool folded, int n_r
     const tamis_matrix *w = pass->w;
     const int64_t whole = w->cols / QUADS_COLS * QUADS_COLS;
     const bool has_factor = takes_factor(dtype) && !folded;
-    const group_ahead ahead = group_ahead_of(w, row, n_rows, row + 2 * n_rows > pass->row_end);
+    const group_ahead ahead = group_ahead_of(w, row, n_rows, pass->row_end);
     few_tile tile = {.largest = _mm256_setzero_si256()};
     for (int r = 0; r < n_rows; r++) {
         tile.row[r] = tamis_weight_row(w, row + r);
@@ -167,7 +167,7 @@ static bool e4m3_four_rows(const few_pass *pass, int64_t row)
 {
     const tamis_matrix *w = pass->w;
     const int64_t whole = w->cols / QUADS_COLS * QUADS_COLS, stride = w->row_bytes;
-    const group_ahead ahead = group_ahead_of(w, row, 4, row + 8 > pass->row_end);
+    const group_ahead ahead = group_ahead_of(w, row, 4, pass->row_end);
     const e4m3_constants k = e4m3_constants_make();
     const uint8_t *at = tamis_weight_row(w, row);
     const float *x = pass->x;
