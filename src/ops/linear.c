@@ -188,10 +188,25 @@ static void run_rows(const linear_pass *pass, int64_t i, int64_t begin, int64_t 
         tamis_exec_round(exec, y + t * job->y_stride, end - begin);
 }
 
-/* Streaming a row costs about as much as four tokens' arithmetic on it. */
+/* What bringing and decoding a weight costs, in tokens' arithmetic on it: 8 bits about four. */
+static int64_t weight_cost(tamis_dtype dtype)
+{
+    switch (dtype) {
+    case TAMIS_DTYPE_F32:
+        return 14;
+    case TAMIS_DTYPE_BF16:
+    case TAMIS_DTYPE_F16:
+        return 7;
+    case TAMIS_DTYPE_F4_E2M1:
+        return 3;
+    default:
+        return 4;
+    }
+}
+
 static int64_t row_cost(const tamis_linear_job *job)
 {
-    return job->n_tokens == 0 ? 0 : job->w->cols * (4 + job->n_tokens);
+    return job->n_tokens == 0 ? 0 : job->w->cols * (weight_cost(job->w->dtype) + job->n_tokens);
 }
 
 /* First row of the job that lies at or after `cost` on the line, which starts at `start` here. */
