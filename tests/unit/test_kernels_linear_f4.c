@@ -258,32 +258,43 @@ static void test_kinds(void **state)
                 }
 }
 
-/* Each byte as the scale of one block. */
-static void test_every_scale(void **state)
+/* Each byte as the scale of one of a row's 4 blocks. */
+static void check_every_scale(f4_case *c, test_rng *rng)
 {
-    (void)state;
-    test_rng rng = test_rng_start("FP4 scales", 20261204);
-    f4_case c = case_new(&rng, 64, 128, 2, SCALE_MODERATE, 32, KERNEL_DATA_NORMAL);
-    c.w.block_rows = 1;
-    c.w.scale_row_bytes = 4;
-    kernel_page_free(&c.scales);
-    c.scales = kernel_page_new(64 * 4);
-    c.w.scale = c.scales.data;
     for (int64_t first = 0; first < 256; first += 64) {
         for (int64_t r = 0; r < 64; r++)
             for (int64_t b = 0; b < 4; b++)
-                ((uint8_t *)c.scales.data)[4 * r + b] =
+                ((uint8_t *)c->scales.data)[4 * r + b] =
                     b == r % 4 ? (uint8_t)(first + r) : (uint8_t)127;
         for (int64_t t = 0; t < 2; t++) {
             float want[2 * 64];
             for (int64_t i = 0; i < 2 * 64; i++)
-                want[i] = ref_dot(&c.w, i % 64, (float *)c.x.data + i / 64 * c.x_stride);
-            c.n_tokens = t + 1;
+                want[i] = ref_dot(&c->w, i % 64, (float *)c->x.data + i / 64 * c->x_stride);
+            c->n_tokens = t + 1;
             FOR_EACH_LEVEL(level)
-            check_level(&c, level_at(level), want, rng);
+            check_level(c, level_at(level), want, *rng);
         }
     }
-    case_free(&c);
+}
+
+/* With inputs of many sizes: where the product of a unit and a scale leaves the normal numbers. */
+static void test_every_scale(void **state)
+{
+    (void)state;
+    static const int powers[] = {0, -126, -100, -40, 23, 60, 96, 117, 118, 119, 120, 124};
+    test_rng rng = test_rng_start("FP4 scales", 20261204);
+    for (int p = 0; p < 12; p++) {
+        f4_case c = case_new(&rng, 64, 128, 2, SCALE_MODERATE, 32, KERNEL_DATA_NORMAL);
+        c.w.block_rows = 1;
+        c.w.scale_row_bytes = 4;
+        kernel_page_free(&c.scales);
+        c.scales = kernel_page_new(64 * 4);
+        c.w.scale = c.scales.data;
+        for (int64_t i = 0; i < c.x_stride + 128; i++)
+            ((float *)c.x.data)[i] = ldexpf(((float *)c.x.data)[i], powers[p]);
+        check_every_scale(&c, &rng);
+        case_free(&c);
+    }
 }
 
 /* The largest sums that can be: all weights 6 or -6, all inputs 8355711 steps, of every sign. */

@@ -321,6 +321,38 @@ static void write_text(const char *path, const char *text)
     test_must(tamis_file_writer_commit(&file, &err), &err, "commit");
 }
 
+/* Pieces of any size, files that end on both sides of what the writer keeps back. */
+static void pieces_become_a_file(void **state)
+{
+    (void)state;
+    enum { BLOCK = 2 << 20, LARGEST = 2 * BLOCK + 1 };
+    static const size_t sizes[] = {0, 1, BLOCK - 1, BLOCK, BLOCK + 1, LARGEST};
+    static const size_t pieces[] = {LARGEST, BLOCK, 1000003, 4099};
+    char *folder = test_temp_dir_make(), *path = test_path(folder, "pieces");
+    test_rng rng = test_rng_start("pieces", 71);
+    uint8_t *data = malloc(LARGEST);
+    tamis_error err;
+    test_rng_fill_bytes(&rng, data, LARGEST);
+    for (size_t i = 0; i < 6; i++)
+        for (size_t p = 0; p < 4; p++) {
+            tamis_file_writer file;
+            size_t seen_bytes = 0;
+            test_must(tamis_file_writer_open(&file, path, &err), &err, "open");
+            for (size_t at = 0; at < sizes[i]; at += pieces[p]) {
+                const size_t left = sizes[i] - at, n = left < pieces[p] ? left : pieces[p];
+                test_must(tamis_file_writer_write(&file, data + at, n, &err), &err, "write");
+            }
+            test_must(tamis_file_writer_commit(&file, &err), &err, "commit");
+            char *seen = test_file_read(folder, "pieces", &seen_bytes);
+            assert_int_equal(seen_bytes, sizes[i]);
+            assert_int_equal(memcmp(seen, data, sizes[i]), 0);
+            free(seen);
+        }
+    free(data);
+    free(path);
+    test_temp_dir_remove(folder);
+}
+
 /* A link to a link in another folder: both stay, what they lead to is replaced. */
 static void links_are_followed(void **state)
 {
@@ -380,6 +412,7 @@ int main(void)
         cmocka_unit_test(rollbacks_are_kept),
         cmocka_unit_test(a_fork_is_saved_and_goes_on),
         cmocka_unit_test(taken_over_prefixes_are_saved),
+        cmocka_unit_test(pieces_become_a_file),
         cmocka_unit_test(links_are_followed),
         cmocka_unit_test(strange_names_are_refused),
     };
