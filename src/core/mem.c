@@ -63,19 +63,69 @@ static bool must_fail(void)
     return n == 1;
 }
 
-/* From one huge page on, in huge pages where the kernel gives them: rows that are gathered and
- * tables that are read at random then cost no page walks. */
+/* The address sanitizer watches what comes from malloc. */
+#if defined(__SANITIZE_ADDRESS__)
+#define HAS_MAPPED_BLOCKS false
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define HAS_MAPPED_BLOCKS false
+#endif
+#endif
+#ifndef HAS_MAPPED_BLOCKS
+#define HAS_MAPPED_BLOCKS true
+#endif
+
+static bool is_mapped(size_t bytes)
+{
+    return HAS_MAPPED_BLOCKS && bytes >= HUGE_PAGE;
+}
+
+/* Mapped blocks end at a multiple of any system's page. */
+static size_t mapped_bytes(size_t bytes)
+{
+    const size_t page = (size_t)64 << 10;
+    return (bytes + page - 1) / page * page;
+}
+
+/*
+ * From one huge page on, blocks are mapped for themselves, in huge pages where the kernel gives
+ * them: rows that are gathered and tables that are read at random then cost no page walks. What
+ * the mapping has too much, to begin at a huge page, goes back at once.
+ */
+static void *block_map(size_t bytes)
+{
+    const size_t all = mapped_bytes(bytes);
+    uint8_t *base =
+        mmap(NULL, all + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        return NULL;
+    const size_t before = (HUGE_PAGE - (uintptr_t)base % HUGE_PAGE) % HUGE_PAGE;
+    if (before > 0)
+        munmap(base, before);
+    munmap(base + before + all, HUGE_PAGE - before);
+#ifdef MADV_HUGEPAGE
+    (void)madvise(base + before, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return base + before;
+}
+
 static void *block_alloc(size_t bytes)
 {
-    void *base = NULL;
-    const bool huge = bytes >= HUGE_PAGE;
-    if (posix_memalign(&base, huge ? HUGE_PAGE : BLOCK_ALIGN, bytes) != 0)
-        return NULL;
-#ifdef MADV_HUGEPAGE
-    if (huge)
-        (void)madvise(base, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
-#endif
-    return base;
+    return is_mapped(bytes) ? block_map(bytes) : aligned_alloc(BLOCK_ALIGN, bytes);
+}
+
+static void block_free(void *base, size_t bytes)
+{
+    if (is_mapped(bytes))
+        munmap(base, mapped_bytes(bytes));
+    else
+        free(base);
+}
+
+/* With header and padding. */
+static size_t whole_bytes(size_t bytes)
+{
+    return BLOCK_ALIGN + (bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
 }
 
 void *tamis_mem_alloc(tamis_mem_kind kind, size_t bytes)
@@ -85,11 +135,10 @@ void *tamis_mem_alloc(tamis_mem_kind kind, size_t bytes)
     atomic_fetch_add(&num_allocs, 1);
     if (must_fail() || bytes > SIZE_MAX / 2)
         return NULL;
-    const size_t padded = (bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
-    uint8_t *base = block_alloc(BLOCK_ALIGN + padded);
+    uint8_t *base = block_alloc(whole_bytes(bytes));
     if (base == NULL)
         return NULL;
-    memset(base, 0, BLOCK_ALIGN + padded);
+    memset(base, 0, whole_bytes(bytes));
     *(block_header *)base = (block_header){bytes, (uint32_t)kind, BLOCK_MAGIC};
     atomic_fetch_add(&in_use[kind], bytes);
     return base + BLOCK_ALIGN;
@@ -131,7 +180,7 @@ void tamis_mem_free(void *block)
     block_header *header = header_of(block);
     atomic_fetch_sub(&in_use[header->kind], header->bytes);
     header->magic = 0; /* a second free asserts as long as the page is not reused */
-    free(header);
+    block_free(header, whole_bytes(header->bytes));
 }
 
 void tamis_mem_trim(void)
