@@ -190,20 +190,11 @@ void tamis_mem_trim(void)
 #endif
 }
 
-size_t tamis_mem_in_use(tamis_mem_kind kind)
-{
-    return atomic_load(&in_use[kind]);
-}
+size_t tamis_mem_in_use(tamis_mem_kind kind) { return atomic_load(&in_use[kind]); }
 
-uint64_t tamis_mem_num_allocs(void)
-{
-    return atomic_load(&num_allocs);
-}
+uint64_t tamis_mem_num_allocs(void) { return atomic_load(&num_allocs); }
 
-void tamis_mem_fail_at(uint64_t n)
-{
-    atomic_store(&fail_countdown, n);
-}
+void tamis_mem_fail_at(uint64_t n) { atomic_store(&fail_countdown, n); }
 
 void tamis_mem_run_begin(void)
 {
@@ -218,12 +209,6 @@ void tamis_mem_run_end(void)
     atomic_fetch_sub(&runs_in_progress, 1);
 }
 
-uint64_t tamis_mem_num_allocs_in_run(void)
-{
-    return atomic_load(&num_calls_in_run);
-}
+uint64_t tamis_mem_num_allocs_in_run(void) { return atomic_load(&num_calls_in_run); }
 
-void tamis_mem_assert_in_run(bool on)
-{
-    atomic_store(&assert_in_run, on);
-}
+void tamis_mem_assert_in_run(bool on) { atomic_store(&assert_in_run, on); }
