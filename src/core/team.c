@@ -30,11 +30,12 @@
 #define NUM_YIELDS  50   /* ... or a yield apart, where there are more threads than CPUs */
 #define STACK_BYTES ((size_t)1 << 20) /* jobs keep no large arrays; see "Memory" in the style */
 
-typedef struct worker {
+typedef struct member {
+    _Alignas(64) atomic_uint_fast64_t pieces; /* left of its stretch: first 2^32 + end */
     tamis_team *team;
-    pthread_t thread;
-    int idx; /* 1 .. n_threads - 1 */
-} worker;
+    pthread_t thread; /* not of member 0, the caller */
+    int idx;
+} member;
 
 struct tamis_team {
     int n_threads;
@@ -51,7 +52,7 @@ struct tamis_team {
     pthread_cond_t wake, done;
     _Alignas(64) atomic_uint_fast64_t generation;
     _Alignas(64) atomic_int num_pending; /* workers that have not finished the job */
-    _Alignas(64) worker workers[];       /* [n_threads - 1] */
+    member members[];                    /* [n_threads] */
 };
 
 static inline void cpu_relax(const tamis_team *team)
@@ -107,7 +108,7 @@ static void finish_job(tamis_team *team)
 
 static void *worker_main(void *arg)
 {
-    worker *self = arg;
+    member *self = arg;
     tamis_team *team = self->team;
     uint_fast64_t seen = 0;
     for (;;) {
@@ -168,8 +169,54 @@ void tamis_team_run_sized(tamis_team *team, bool is_worth_waking, tamis_job_fn f
         fn(arg, i, team->n_threads);
 }
 
+/* ---------------------------------------------------------------- pieces */
+
+static uint_fast64_t stretch(int64_t begin, int64_t end)
+{
+    return (uint_fast64_t)begin << 32 | (uint_fast64_t)end;
+}
+
+/* Relaxed: the pieces are only handed out here, what is in them the job's barriers order. */
+void tamis_team_deal(tamis_team *team, int64_t n_pieces)
+{
+    for (int i = 0; i < team->n_threads; i++) {
+        int64_t begin, end;
+        tamis_team_range(n_pieces, 1, i, team->n_threads, &begin, &end);
+        atomic_store_explicit(&team->members[i].pieces, stretch(begin, end), memory_order_relaxed);
+    }
+}
+
+/* Half of what is left to `of`, from its front or its end. */
+static bool take_half(member *of, bool is_front, int64_t *begin, int64_t *end)
+{
+    uint_fast64_t left = atomic_load_explicit(&of->pieces, memory_order_relaxed), rest;
+    do {
+        const int64_t first = (int64_t)(left >> 32), last = (int64_t)(left & UINT32_MAX);
+        const int64_t n = (last - first + 1) / 2;
+        if (n == 0)
+            return false;
+        *begin = is_front ? first : last - n;
+        *end = *begin + n;
+        rest = is_front ? stretch(*end, last) : stretch(first, *begin);
+    } while (!atomic_compare_exchange_weak_explicit(&of->pieces, &left, rest, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+bool tamis_team_take(tamis_team *team, int thread_idx, int64_t *begin, int64_t *end)
+{
+    for (int i = 0; i < team->n_threads; i++) {
+        const int of = (thread_idx + i) % team->n_threads;
+        if (take_half(&team->members[of], i == 0, begin, end))
+            return true;
+    }
+    return false;
+}
+
+/* ---------------------------------------------------------------- open and close */
+
 /* Workers block all signals, so that handlers of the program run on its own threads. */
-static int start_worker(worker *w)
+static int start_worker(member *w)
 {
     pthread_attr_t attr;
     sigset_t all, old;
@@ -208,7 +255,7 @@ no_wake:
 static tamis_status start_workers(tamis_team *team, tamis_error *err)
 {
     while (team->n_started < team->n_threads - 1) {
-        worker *w = &team->workers[team->n_started];
+        member *w = &team->members[team->n_started + 1];
         w->team = team;
         w->idx = team->n_started + 1;
         const int rc = start_worker(w);
@@ -229,7 +276,7 @@ tamis_status tamis_team_open(tamis_team **out, int n_threads, tamis_error *err)
     if (n_threads < 1 || n_threads > MAX_THREADS)
         return tamis_fail(err, TAMIS_STATUS_INVALID, "thread team: %d threads, allowed 1 to %d",
                           n_threads, MAX_THREADS);
-    const size_t bytes = sizeof(tamis_team) + (size_t)(n_threads - 1) * sizeof(worker);
+    const size_t bytes = sizeof(tamis_team) + (size_t)n_threads * sizeof(member);
     tamis_team *team = tamis_mem_alloc(TAMIS_MEM_MISC, bytes);
     if (team == NULL)
         return tamis_fail_memory(err, "thread team", bytes);
@@ -256,7 +303,7 @@ void tamis_team_close(tamis_team **team_ptr)
         team->stop = true;
         publish(team);
         for (int i = 0; i < team->n_started; i++)
-            pthread_join(team->workers[i].thread, NULL);
+            pthread_join(team->members[i + 1].thread, NULL);
     }
     if (team->has_sync) {
         pthread_cond_destroy(&team->done);

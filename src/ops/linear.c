@@ -4,6 +4,9 @@
 
 #include "core/size.h"
 
+/* A thread's stretch of a pass in pieces that others may take. */
+#define PIECES_PER_THREAD 32
+
 /* ---------------------------------------------------------------- watch */
 
 static tamis_linear_watch_fn watch_fn;
@@ -134,15 +137,14 @@ static void quantize_row(const tamis_kernels *kernels, const tamis_linear_job *j
 /* ---------------------------------------------------------------- products */
 
 /*
- * The rows of all jobs form one line, weighted by the work of a row; every thread takes an equal
- * stretch of it, cut at groups of TAMIS_LINEAR_ROWS rows. A row belongs to one thread, so no sum
- * is ever split.
+ * The rows of all jobs form one line, weighted by the work of a row; threads take pieces of it,
+ * cut at groups of TAMIS_LINEAR_ROWS rows. A row belongs to one piece, so no sum is ever split.
  */
 typedef struct linear_pass {
     const tamis_exec *exec;
     const tamis_linear_job *jobs;
     int64_t n_jobs;
-    int64_t total_cost;
+    int64_t total_cost, n_pieces;
     const job_input *inputs; /* NULL: every job reads its x */
 } linear_pass;
 
@@ -220,13 +222,16 @@ static int64_t row_at(const tamis_linear_job *job, int64_t start, int64_t cost)
     return job->row_begin + tamis_min_i64(rows, n_rows);
 }
 
-static void linear_thread(void *arg, int thread_idx, int n_threads)
+static int64_t cost_before(const linear_pass *pass, int64_t piece)
 {
-    const linear_pass *pass = arg;
-    const double share = (double)pass->total_cost / n_threads;
-    const int64_t from = (int64_t)(share * thread_idx);
-    const int64_t to =
-        thread_idx + 1 == n_threads ? pass->total_cost : (int64_t)(share * (thread_idx + 1));
+    return piece == pass->n_pieces
+               ? pass->total_cost
+               : (int64_t)((double)pass->total_cost / (double)pass->n_pieces * (double)piece);
+}
+
+/* What lies in [from, to) of the line. */
+static void run_stretch(const linear_pass *pass, int64_t from, int64_t to, int thread_idx)
+{
     int64_t start = 0;
     for (int64_t i = 0; i < pass->n_jobs && start < to; i++) {
         const tamis_linear_job *job = &pass->jobs[i];
@@ -238,6 +243,25 @@ static void linear_thread(void *arg, int thread_idx, int n_threads)
         }
         start += cost;
     }
+}
+
+static void linear_thread(void *arg, int thread_idx, int n_threads)
+{
+    const linear_pass *pass = arg;
+    int64_t begin, end;
+    (void)n_threads;
+    while (tamis_team_take(pass->exec->team, thread_idx, &begin, &end))
+        run_stretch(pass, cost_before(pass, begin), cost_before(pass, end), thread_idx);
+}
+
+static void run_products(linear_pass *pass)
+{
+    tamis_team *team = pass->exec->team;
+    const int n_threads = tamis_team_size(team);
+    const bool is_shared = n_threads > 1 && pass->total_cost > TAMIS_EXEC_SMALL_PASS;
+    pass->n_pieces = is_shared ? (int64_t)PIECES_PER_THREAD * n_threads : 1;
+    tamis_team_deal(team, pass->n_pieces);
+    tamis_team_run_sized(team, is_shared, linear_thread, pass);
 }
 
 tamis_linear_job tamis_linear_full(const tamis_matrix *w, const float *x, float *y,
@@ -255,7 +279,7 @@ tamis_linear_job tamis_linear_full(const tamis_matrix *w, const float *x, float 
 
 void tamis_linear_run(const tamis_exec *exec, const tamis_linear_job *jobs, int64_t n_jobs)
 {
-    linear_pass pass = {exec, jobs, n_jobs, 0, NULL};
+    linear_pass pass = {exec, jobs, n_jobs, 0, 0, NULL};
     int64_t new_values = 0;
     if (watch_fn != NULL)
         watch_fn(watch_user, jobs, n_jobs);
@@ -273,7 +297,7 @@ void tamis_linear_run(const tamis_exec *exec, const tamis_linear_job *jobs, int6
     if (new_values > 0)
         tamis_team_run_sized(exec->team, new_values > TAMIS_EXEC_SMALL_VALUES, quantize_thread,
                              &pass);
-    tamis_team_run_sized(exec->team, pass.total_cost > TAMIS_EXEC_SMALL_PASS, linear_thread, &pass);
+    run_products(&pass);
 }
 
 static void linear_t_thread(void *arg, int thread_idx, int n_threads)
@@ -293,7 +317,7 @@ static void linear_t_thread(void *arg, int thread_idx, int n_threads)
 
 void tamis_linear_t_run(const tamis_exec *exec, const tamis_linear_job *jobs, int64_t n_jobs)
 {
-    linear_pass pass = {exec, jobs, n_jobs, 0, NULL};
+    linear_pass pass = {exec, jobs, n_jobs, 0, 0, NULL};
     for (int64_t i = 0; i < n_jobs; i++)
         pass.total_cost += row_cost(&jobs[i]) * (jobs[i].row_end - jobs[i].row_begin);
     if (pass.total_cost > 0)
