@@ -4,8 +4,9 @@
  * A table turns codes into bytes 2 value + 12, which are multiplied with digits of the inputs and
  * added in words (linear_f4_avx2.h says which); modulo 2^16 and 2^32 nothing is lost. Products are
  * made and added in turns, as few registers and the pipes that multiply like it. One token:
- * a pair of rows, sums in registers. More: 128 columns of a row are decoded once, and all tokens of
- * a tile follow, whose inputs of some columns lie in the first cache level.
+ * a pair of rows, sums in registers, and what comes next is decoded between the products, because a
+ * processor looks ahead for less than two steps. More: 128 columns of a row are decoded once, and
+ * all tokens of a tile follow, whose inputs of some columns lie in the first cache level.
  */
 #ifdef TAMIS_HAVE_AVX2
 #include "kernels/x86/linear_f4_avx2.h"
@@ -15,6 +16,8 @@
 #define TILE_ROWS   64
 #define TILE_BYTES  22528 /* of inputs that a pass over the rows reads again and again */
 #define TOKEN_ROWS  2
+/* Of a unit times a scale, biased: times 2^31 and 2^24 such sums it is finite. */
+#define MOST_EXPONENT 199
 
 typedef struct f4_pass {
     const tamis_matrix *w;
@@ -22,6 +25,8 @@ typedef struct f4_pass {
     int64_t n_tokens, n_steps;
     int64_t whole;       /* steps of 128 columns that exist */
     int32_t least, most; /* exponents of the inputs' units; NaN: a large one */
+    int32_t raise;       /* sums of fused rows are 2^raise times too large, ... */
+    float lower;         /* ... which this, 2^-raise, undoes */
     float *y;
     int64_t y_stride, row_begin, row_end;
 } f4_pass;
@@ -39,20 +44,29 @@ static TAMIS_ALWAYS_INLINE __m256i load(const void *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* 128 columns of a row: 2 value + 12. */
-static TAMIS_ALWAYS_INLINE void decode(__m256i u[4], const uint8_t *codes)
+/* Codes of vectors 2 part (low digits) and 2 part + 1 (high ones) of 128 columns. */
+static TAMIS_ALWAYS_INLINE __m256i codes_of(const uint8_t *codes, int part)
+{
+    const __m256i a = load(codes), b = load(codes + 32);
+    return part == 0 ? _mm256_unpacklo_epi64(a, b) : _mm256_unpackhi_epi64(a, b);
+}
+
+/* 2 value + 12 of the codes c of vector v. */
+static TAMIS_ALWAYS_INLINE __m256i decode_vector(__m256i c, int v)
 {
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i table =
         _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15,
                          16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-    const __m256i a = load(codes), b = load(codes + 32);
-    for (int part = 0; part < 2; part++) {
-        const __m256i c = part == 0 ? _mm256_unpacklo_epi64(a, b) : _mm256_unpackhi_epi64(a, b);
-        u[2 * part] = _mm256_shuffle_epi8(table, _mm256_and_si256(c, nibble));
-        u[2 * part + 1] =
-            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(c, 4), nibble));
-    }
+    return _mm256_shuffle_epi8(table,
+                               _mm256_and_si256(v % 2 == 0 ? c : _mm256_srli_epi16(c, 4), nibble));
+}
+
+/* 128 columns of a row. */
+static TAMIS_ALWAYS_INLINE void decode(__m256i u[4], const uint8_t *codes)
+{
+    for (int v = 0; v < 4; v++)
+        u[v] = decode_vector(codes_of(codes, v / 2), v);
 }
 
 /* The larger of `largest` and n bytes (a multiple of 4) less `low`, modulo 256. */
@@ -73,13 +87,15 @@ static TAMIS_ALWAYS_INLINE __m256i largest_above(__m256i largest, __m256i low, c
 /*
  * Whether, in the whole steps of n rows, every unit times a scale is a normal number, and no sum
  * times a unit overflows: then sum * unit, * scale within the fma, and sum * (unit * scale) are the
- * same, and an addition of exponents makes the product. The bytes 0 and 255 are no such scales.
+ * same, and an addition of exponents makes the product. All sums are multiples of that product's
+ * least, so 2^raise more changes none of them, if no one overflows: 2^55 is left for columns. The
+ * bytes 0 and 255 are no such scales.
  */
 static bool are_fused(const f4_pass *pass, int64_t row, int64_t n)
 {
     const tamis_matrix *w = pass->w;
     const int32_t least = pass->least < 0 ? 1 - pass->least : 1;
-    const int32_t most = pass->most > 0 ? 254 - pass->most : 254;
+    const int32_t most = MOST_EXPONENT - pass->most - pass->raise;
     if (w->scale == NULL || w->scale_dtype != TAMIS_DTYPE_F8_E8M0 || w->block_cols != 32 ||
         least > most || pass->most > 96)
         return false;
@@ -100,15 +116,15 @@ static TAMIS_ALWAYS_INLINE f4_row row_at(const f4_pass *pass, int64_t row, bool 
     return r;
 }
 
-/* The scales of 4 blocks in the order of sums, 0 0 2 2 1 1 3 3: their bytes as exponents. */
+/* The scales of 4 blocks in the order of sums, 0 0 2 2 1 1 3 3: 2^24 times their bytes. */
 static TAMIS_ALWAYS_INLINE __m256i exponents_of(const uint8_t *at)
 {
     const __m256i pick =
-        _mm256_setr_epi8(-1, -1, 0, -1, -1, -1, 0, -1, -1, -1, 2, -1, -1, -1, 2, -1, -1, -1, 1, -1,
-                         -1, -1, 1, -1, -1, -1, 3, -1, -1, -1, 3, -1);
+        _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 0, -1, -1, -1, 2, -1, -1, -1, 2, -1, -1, -1, 1,
+                         -1, -1, -1, 1, -1, -1, -1, 3, -1, -1, -1, 3);
     int32_t four;
     memcpy(&four, at, sizeof four);
-    return _mm256_slli_epi32(_mm256_shuffle_epi8(_mm256_set1_epi32(four), pick), 7);
+    return _mm256_shuffle_epi8(_mm256_set1_epi32(four), pick);
 }
 
 static __m256i scales_of_any(const f4_pass *pass, const uint8_t *scales, int64_t step)
@@ -158,6 +174,15 @@ static TAMIS_ALWAYS_INLINE const f4_inputs *in_order(const f4_inputs *x, f4_word
     return x;
 }
 
+/* The same for codes that are decoded between products. */
+static TAMIS_ALWAYS_INLINE const f4_inputs *decoded_in_order(const f4_inputs *x, __m256i *u)
+{
+#if defined(__GNUC__)
+    __asm__ volatile("" : "+r"(x), "+x"(*u));
+#endif
+    return x;
+}
+
 static TAMIS_ALWAYS_INLINE __m256i times(__m256i u, const int8_t digits[32])
 {
     return _mm256_maddubs_epi16(u, load(digits));
@@ -184,11 +209,17 @@ static TAMIS_ALWAYS_INLINE __m256 add_step(__m256 acc, const f4_words *t, bool f
     const __m256i outer = _mm256_add_epi16(t->near, t->far);
     const __m256i middle = _mm256_madd_epi16(t->middle, _mm256_set1_epi16(256));
     const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(outer, middle));
-    if (fused)
+    if (fused) /* (2^24 a + 2^24 b) / 2 */
         return _mm256_fmadd_ps(
-            sum, _mm256_castsi256_ps(_mm256_add_epi32(load(x->exponent), scales)), acc);
+            sum, _mm256_castsi256_ps(_mm256_avg_epu16(load(x->exponent), scales)), acc);
     return _mm256_fmadd_ps(_mm256_mul_ps(sum, _mm256_loadu_ps(x->unit)),
                            _mm256_castsi256_ps(scales), acc);
+}
+
+/* The sums of whole steps as they are. */
+static TAMIS_ALWAYS_INLINE __m256 lowered(const f4_pass *pass, bool fused, __m256 acc)
+{
+    return fused ? _mm256_mul_ps(acc, _mm256_set1_ps(pass->lower)) : acc;
 }
 
 static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
@@ -198,19 +229,34 @@ static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
 
 /* ---------------------------------------------------------------- one token */
 
-/* A step of one row. */
-static TAMIS_ALWAYS_INLINE __m256 token_step(__m256 acc, const uint8_t *codes, bool fused,
-                                             __m256i scales, const f4_inputs *x)
+/*
+ * The products of a step of one row, u, which become the vectors of `next`, the codes of the step
+ * that follows.
+ */
+static TAMIS_ALWAYS_INLINE f4_words token_step(__m256i u[4], const f4_inputs *x,
+                                               const uint8_t *next)
 {
     f4_words t = corrections_of(x);
-    __m256i u[4];
-    decode(u, codes);
     for (int v = 0; v < 4; v++) {
         x = in_order(x, &t);
         add_products(&t, u[v], u[v], x, v);
+        u[v] = decode_vector(codes_of(next, v / 2), v);
+        x = decoded_in_order(x, &u[v]);
     }
     t.far = swap_words(t.far);
-    return add_step(acc, &t, fused, scales, x);
+    return t;
+}
+
+/* The columns behind the whole steps. */
+static __m256 token_rest(const f4_pass *pass, const f4_row *row, __m256 acc)
+{
+    const f4_inputs *x = pass->inputs + pass->whole;
+    uint8_t rest[F4_STEP_COLS / 2];
+    __m256i u[4];
+    copy_rest(rest, pass, row);
+    decode(u, rest);
+    const f4_words t = token_step(u, x, rest);
+    return add_step(acc, &t, false, scales_of_any(pass, row->scales, pass->whole), x);
 }
 
 static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *rows, int n_rows,
@@ -218,22 +264,26 @@ static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *ro
 {
     const group_ahead ahead = group_ahead_of(pass->w, row, n_rows, pass->row_end);
     __m256 acc[TOKEN_ROWS];
+    __m256i u[4];
+    if (pass->whole > 0)
+        decode(u, rows[0].codes);
     for (int i = 0; i < n_rows; i++)
         acc[i] = _mm256_setzero_ps();
     for (int64_t step = 0; step < pass->whole; step++) {
-        group_ahead_fetch(&ahead, n_rows, step * (F4_STEP_COLS / 2));
-        for (int i = 0; i < n_rows; i++)
-            acc[i] = token_step(acc[i], rows[i].codes + step * (F4_STEP_COLS / 2), fused,
-                                scales_of(pass, &rows[i], fused, step), pass->inputs + step);
+        const int64_t at = step * (F4_STEP_COLS / 2);
+        const f4_inputs *x = pass->inputs + step;
+        const uint8_t *first =
+            rows[0].codes + (step + 1 < pass->whole ? at + F4_STEP_COLS / 2 : at);
+        group_ahead_fetch(&ahead, n_rows, at);
+        for (int i = 0; i < n_rows; i++) {
+            const f4_words t = token_step(u, x, i + 1 < n_rows ? rows[i + 1].codes + at : first);
+            acc[i] = add_step(acc[i], &t, fused, scales_of(pass, &rows[i], fused, step), x);
+        }
     }
     for (int i = 0; i < n_rows; i++) {
-        if (pass->whole < pass->n_steps) {
-            uint8_t rest[F4_STEP_COLS / 2];
-            copy_rest(rest, pass, &rows[i]);
-            acc[i] =
-                token_step(acc[i], rest, false, scales_of_any(pass, rows[i].scales, pass->whole),
-                           pass->inputs + pass->whole);
-        }
+        acc[i] = lowered(pass, fused, acc[i]);
+        if (pass->whole < pass->n_steps)
+            acc[i] = token_rest(pass, &rows[i], acc[i]);
         pass->y[row - pass->row_begin + i] = sum_8(acc[i]);
     }
 }
@@ -310,6 +360,9 @@ static void tile_row(const f4_pass *pass, const f4_row *row, int64_t begin, int6
         tile_steps(pass, row, true, 3, begin, stop, sums);
     else
         tile_steps(pass, row, true, n, begin, stop, sums);
+    if (end == pass->n_steps)
+        for (int64_t i = 0; i < n; i++)
+            _mm256_store_ps(sums + 8 * i, lowered(pass, row->fused, _mm256_load_ps(sums + 8 * i)));
     if (end > pass->whole) {
         uint8_t rest[F4_STEP_COLS / 2];
         copy_rest(rest, pass, row);
@@ -366,8 +419,18 @@ static void units_range(f4_pass *pass)
         pass->least = of[0][i] < pass->least ? of[0][i] : pass->least;
         pass->most = of[1][i] > pass->most ? of[1][i] : pass->most;
     }
-    pass->least >>= 23;
-    pass->most >>= 23;
+}
+
+/* Exponents so that none is below zero, 2^24 times. */
+static void raise_units(f4_pass *pass, f4_inputs *inputs)
+{
+    pass->raise = pass->least < 0 ? -pass->least : 0;
+    pass->lower = ldexpf(1.0f, -pass->raise);
+    const __m256i raise = _mm256_set1_epi32(pass->raise);
+    for (int64_t i = 0; i < pass->n_steps * pass->n_tokens; i++)
+        _mm256_storeu_si256(
+            (__m256i *)inputs[i].exponent,
+            _mm256_slli_epi32(_mm256_add_epi32(load(inputs[i].exponent), raise), 24));
 }
 
 TAMIS_KERNEL_linear(tamis_linear_f4_avx2)
@@ -389,6 +452,7 @@ TAMIS_KERNEL_linear(tamis_linear_f4_avx2)
                 tamis_f4_inputs_avx2(&inputs[s * n + t], x + (first + t) * x_stride,
                                      s * F4_STEP_COLS, w->cols, n > 1);
         units_range(&pass);
+        raise_units(&pass, inputs);
         if (n == 1)
             one_token(&pass);
         else

@@ -29,7 +29,7 @@ typedef struct f4_inputs {
     int8_t near[4][32], far[4][32], middle[4][32]; /* d0 and d2, d2 and d0, d1 */
     int16_t correction[16], middle_correction[16];
     float unit[8];
-    int32_t exponent[8]; /* bits of the unit less those of 1: 2^23 times its exponent */
+    int32_t exponent[8]; /* of the unit, 128 if that is NaN; the kernel makes its own of it */
 } f4_inputs;
 
 /*

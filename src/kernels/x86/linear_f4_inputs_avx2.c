@@ -119,7 +119,7 @@ static TAMIS_ALWAYS_INLINE void inputs_of(f4_inputs *to, const float *x, bool sw
     const __m256i unit =
         _mm256_unpacklo_epi64(_mm256_castps_si256(a.unit), _mm256_castps_si256(b.unit));
     store(to->unit, unit);
-    store(to->exponent, _mm256_sub_epi32(unit, _mm256_set1_epi32(0x3f800000)));
+    store(to->exponent, _mm256_sub_epi32(_mm256_srli_epi32(unit, 23), _mm256_set1_epi32(127)));
 }
 
 void tamis_f4_inputs_avx2(f4_inputs *to, const float *x, int64_t begin, int64_t cols, bool swapped)
