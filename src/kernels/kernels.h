@@ -74,12 +74,16 @@ typedef enum tamis_attn_fold {
  *   shapes  x [n_tokens][cols], rows x_stride floats apart; y [n_tokens][row_end - row_begin],
  *           rows y_stride floats apart; w any tamis_matrix dtype, I8 and I4 included
  *   scratch TAMIS_LINEAR_SCRATCH(cols) floats, 64-byte aligned, private to the thread
+ *   same_inputs: the last call with this scratch, which nobody else has touched since, had the same
+ *           x, values too, x_stride, n_tokens and a w of the same dtype, cols, block_cols and scales
+ *           or none: a level may use again what it made of the inputs
  *   class   ordered. A NaN weight or scale gives NaN; in blocks also an infinity or NaN among the
  *           32 inputs of a block does, whatever the weights.
  */
 #define TAMIS_KERNEL_linear(F)                                                                 \
     void F(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t n_tokens,     \
-           const tamis_matrix *w, int64_t row_begin, int64_t row_end, float *scratch)
+           const tamis_matrix *w, int64_t row_begin, int64_t row_end, float *scratch,          \
+           bool same_inputs)
 /*
  * linear_t: y[t][c] = sum over r of w[r][c] * x[t][r - row_begin]   for t < n_tokens, all columns c,
  *   row_begin <= r < row_end: the transposed product of some rows of w (MLA's absorbed query).

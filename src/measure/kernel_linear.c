@@ -32,7 +32,7 @@ static void run_linear(const tamis_kernels *kernels, void *arg, int64_t run)
 {
     linear_arg *a = arg;
     next_place(a, run);
-    kernels->linear(a->y, SIDE, a->x, SIDE, a->n_tokens, &a->w, 0, a->rows, a->scratch);
+    kernels->linear(a->y, SIDE, a->x, SIDE, a->n_tokens, &a->w, 0, a->rows, a->scratch, false);
 }
 
 static void run_linear_i8(const tamis_kernels *kernels, void *arg, int64_t run)

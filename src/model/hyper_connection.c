@@ -123,7 +123,7 @@ static float inverse_rms(const hc_pass *pass, const float *row, float *scratch)
                                .data = row,
                                .row_bytes = n * (int64_t)sizeof *row};
     float squares;
-    pass->exec->kernels->linear(&squares, 1, row, n, 1, &self, 0, 1, scratch);
+    pass->exec->kernels->linear(&squares, 1, row, n, 1, &self, 0, 1, scratch, false);
     return 1.0f / sqrtf(squares / (float)n + pass->config->rms_norm_eps) + (squares - squares);
 }
 
@@ -184,7 +184,7 @@ static void head_thread(void *arg, int thread_idx, int n_threads)
         float *scratch = tamis_exec_scratch(pass->exec, thread_idx), pre[TAMIS_MAX_HC_MULT];
         const float r = inverse_rms(pass, row, scratch);
         pass->exec->kernels->linear(pre, pass->config->hc_mult, row, width, 1, &site->fn, 0,
-                                    pass->config->hc_mult, scratch);
+                                    pass->config->hc_mult, scratch, false);
         for (int32_t s = 0; s < pass->config->hc_mult; s++)
             pre[s] = gate(pre[s], r, site->scale[0], site->base[s]) + pass->config->hc_eps;
         mix_and_norm(pass, row, pre, pass->x + i * pass->config->hidden_size);

@@ -173,19 +173,38 @@ static void run_integers(const linear_pass *pass, const tamis_linear_job *job,
                                    tamis_exec_scratch(pass->exec, thread_idx));
 }
 
-/* Rows [begin, end) of a job, all tokens. */
-static void run_rows(const linear_pass *pass, int64_t i, int64_t begin, int64_t end, int thread_idx)
+static job_input input_of(const linear_pass *pass, int64_t i)
+{
+    return pass->inputs != NULL
+               ? pass->inputs[i]
+               : (job_input){.x = pass->jobs[i].x, .x_stride = pass->jobs[i].x_stride};
+}
+
+/* Whether what the kernel made of job a's inputs serves job b. */
+static bool same_kernel_inputs(const linear_pass *pass, int64_t a, int64_t b)
+{
+    const tamis_matrix *v = pass->jobs[a].w, *w = pass->jobs[b].w;
+    const job_input x = input_of(pass, a), y = input_of(pass, b);
+    return a == b || (x.x == y.x && x.x_stride == y.x_stride && !is_integer(x.form) &&
+                      pass->jobs[a].n_tokens == pass->jobs[b].n_tokens && v->dtype == w->dtype &&
+                      v->cols == w->cols && v->block_cols == w->block_cols &&
+                      (v->scale == NULL) == (w->scale == NULL));
+}
+
+/* Rows [begin, end) of job i, all tokens; last: the job that the thread had before, or -1. */
+static void run_rows(const linear_pass *pass, int64_t i, int64_t begin, int64_t end, int thread_idx,
+                     int64_t last)
 {
     const tamis_exec *exec = pass->exec;
     const tamis_linear_job *job = &pass->jobs[i];
-    const job_input own = {.x = job->x, .x_stride = job->x_stride};
-    const job_input *input = pass->inputs == NULL ? &own : &pass->inputs[i];
+    const job_input input = input_of(pass, i);
     float *y = job->y + (begin - job->row_begin);
-    if (is_integer(input->form))
-        run_integers(pass, job, input, begin, end, thread_idx);
+    if (is_integer(input.form))
+        run_integers(pass, job, &input, begin, end, thread_idx);
     else
-        exec->kernels->linear(y, job->y_stride, input->x, input->x_stride, job->n_tokens, job->w,
-                              begin, end, tamis_exec_scratch(exec, thread_idx));
+        exec->kernels->linear(y, job->y_stride, input.x, input.x_stride, job->n_tokens, job->w,
+                              begin, end, tamis_exec_scratch(exec, thread_idx),
+                              last >= 0 && same_kernel_inputs(pass, last, i));
     for (int64_t t = 0; !job->keep_output && t < job->n_tokens; t++)
         tamis_exec_round(exec, y + t * job->y_stride, end - begin);
 }
@@ -229,8 +248,9 @@ static int64_t cost_before(const linear_pass *pass, int64_t piece)
                : (int64_t)((double)pass->total_cost / (double)pass->n_pieces * (double)piece);
 }
 
-/* What lies in [from, to) of the line. */
-static void run_stretch(const linear_pass *pass, int64_t from, int64_t to, int thread_idx)
+/* What lies in [from, to) of the line; returns its last job. */
+static int64_t run_stretch(const linear_pass *pass, int64_t from, int64_t to, int thread_idx,
+                           int64_t last)
 {
     int64_t start = 0;
     for (int64_t i = 0; i < pass->n_jobs && start < to; i++) {
@@ -238,20 +258,24 @@ static void run_stretch(const linear_pass *pass, int64_t from, int64_t to, int t
         const int64_t cost = row_cost(job) * (job->row_end - job->row_begin);
         if (cost > 0 && start + cost > from) {
             const int64_t begin = row_at(job, start, from), end = row_at(job, start, to);
-            if (begin < end)
-                run_rows(pass, i, begin, end, thread_idx);
+            if (begin < end) {
+                run_rows(pass, i, begin, end, thread_idx, last);
+                last = i;
+            }
         }
         start += cost;
     }
+    return last;
 }
 
 static void linear_thread(void *arg, int thread_idx, int n_threads)
 {
     const linear_pass *pass = arg;
-    int64_t begin, end;
+    int64_t begin, end, last = -1;
     (void)n_threads;
     while (tamis_team_take(pass->exec->team, thread_idx, &begin, &end))
-        run_stretch(pass, cost_before(pass, begin), cost_before(pass, end), thread_idx);
+        last =
+            run_stretch(pass, cost_before(pass, begin), cost_before(pass, end), thread_idx, last);
 }
 
 static void run_products(linear_pass *pass)

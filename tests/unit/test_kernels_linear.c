@@ -61,7 +61,8 @@ static test_guard case_run(const linear_case *c, tamis_cpu_level level, test_rng
     test_guard scratch =
         test_guard_new(TAMIS_LINEAR_SCRATCH(c->matrix.view.cols) * sizeof(float), 0, &noise);
     tamis_kernels_for(level)->linear(y.data, c->y_stride, c->x.data, c->x_stride, c->n_tokens,
-                                     &c->matrix.view, c->row_begin, c->row_end, scratch.data);
+                                     &c->matrix.view, c->row_begin, c->row_end, scratch.data,
+                                     false);
     assert_true(test_guard_intact(&y));
     assert_true(test_guard_intact(&scratch));
     test_guard_free(&scratch);
@@ -188,7 +189,7 @@ static float weight_through_linear(tamis_cpu_level level, tamis_dtype dtype, uin
                             .block_rows = 1,
                             .block_cols = 32,
                             .scale_row_bytes = 1};
-    tamis_kernels_for(level)->linear(&y, 1, x, 32, 1, &w, 0, 1, scratch);
+    tamis_kernels_for(level)->linear(&y, 1, x, 32, 1, &w, 0, 1, scratch, false);
     return y;
 }
 
@@ -258,7 +259,8 @@ static void test_batch_independence(void **state)
                 float y[140];
                 _Alignas(64) float scratch[TAMIS_LINEAR_SCRATCH(530)];
                 tamis_kernels_for(level)->linear(y + r, 140, (float *)c.x.data + t * c.x_stride,
-                                                 c.x_stride, 1, &c.matrix.view, r, r + 1, scratch);
+                                                 c.x_stride, 1, &c.matrix.view, r, r + 1, scratch,
+                                                 false);
                 assert_true(kernel_same_f32(y[r], ((float *)all.data)[t * c.y_stride + r]));
             }
         test_guard_free(&all);

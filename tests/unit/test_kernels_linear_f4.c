@@ -175,7 +175,7 @@ static void check_level(const f4_case *c, tamis_cpu_level level, const float *wa
     test_guard y = new_floats((c->n_tokens - 1) * y_stride + c->w.rows, &noise);
     test_guard scratch = test_guard_new(TAMIS_LINEAR_SCRATCH(c->w.cols) * sizeof(float), 0, &noise);
     tamis_kernels_for(level)->linear(y.data, y_stride, c->x.data, c->x_stride, c->n_tokens, &c->w,
-                                     0, c->w.rows, scratch.data);
+                                     0, c->w.rows, scratch.data, false);
     assert_true(test_guard_intact(&y));
     assert_true(test_guard_intact(&scratch));
     for (int64_t t = 0; t < c->n_tokens; t++)
@@ -336,7 +336,7 @@ static void add_errors(const f4_case *c, double of[2])
     float row[4096], y[64];
     double error[2] = {0, 0}, squares = 0;
     const float *x = c->x.data;
-    tamis_kernels_current()->linear(y, 64, x, c->x_stride, 1, &c->w, 0, c->w.rows, scratch);
+    tamis_kernels_current()->linear(y, 64, x, c->x_stride, 1, &c->w, 0, c->w.rows, scratch, false);
     for (int64_t r = 0; r < c->w.rows; r++) {
         float acc[TAMIS_LANES] = {0};
         double sum = 0;

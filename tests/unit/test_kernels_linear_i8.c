@@ -244,7 +244,7 @@ static test_guard float_linear(const i8_case *c, tamis_cpu_level level, const fl
                           scratch.data);
     else
         kernels->linear(y.data, stride, x, c->w.cols, c->n_tokens, &c->w, c->row_begin, c->row_end,
-                        scratch.data);
+                        scratch.data, false);
     assert_true(test_guard_intact(&scratch));
     test_guard_free(&scratch);
     return y;

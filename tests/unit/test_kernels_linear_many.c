@@ -75,10 +75,10 @@ static test_guard case_run(const many_case *c, tamis_cpu_level level, int64_t st
     test_guard scratch =
         test_guard_new(TAMIS_LINEAR_SCRATCH(c->matrix.view.cols) * sizeof(float), 0, &noise);
     for (int64_t t = 0; t < c->n_tokens; t += step)
-        tamis_kernels_for(level)->linear((float *)y.data + t * c->y_stride, c->y_stride,
-                                         (float *)c->x.data + t * c->x_stride, c->x_stride,
-                                         c->n_tokens - t < step ? c->n_tokens - t : step,
-                                         &c->matrix.view, c->row_begin, c->row_end, scratch.data);
+        tamis_kernels_for(level)->linear(
+            (float *)y.data + t * c->y_stride, c->y_stride, (float *)c->x.data + t * c->x_stride,
+            c->x_stride, c->n_tokens - t < step ? c->n_tokens - t : step, &c->matrix.view,
+            c->row_begin, c->row_end, scratch.data, false);
     assert_true(test_guard_intact(&scratch));
     test_guard_free(&scratch);
     return y;
@@ -196,7 +196,7 @@ static void test_every_code(void **state)
                 const int64_t step = first % 8 == 0 ? TOKENS : TOKENS / 4; /* panels or not */
                 for (int64_t t = 0; t < TOKENS; t += step)
                     tamis_kernels_for(level_at(level))
-                        ->linear(y[t], ROWS, x[t], COLS, step, &w, 0, ROWS, scratch);
+                        ->linear(y[t], ROWS, x[t], COLS, step, &w, 0, ROWS, scratch, false);
                 for (int t = 0; t < TOKENS; t++)
                     for (int r = 0; r < ROWS; r++)
                         assert_true(y[t][r] == (float)kernel_ref_weight(&w, r, t));

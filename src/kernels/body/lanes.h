@@ -14,8 +14,10 @@
 
 #if defined(__GNUC__)
 #define TAMIS_ALWAYS_INLINE inline __attribute__((always_inline))
+#define TAMIS_NEVER_INLINE  __attribute__((noinline))
 #else
 #define TAMIS_ALWAYS_INLINE inline
+#define TAMIS_NEVER_INLINE
 #endif
 
 /* acc[i] += acc[i + 8], 4, 2, 1. */

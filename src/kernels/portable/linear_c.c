@@ -98,6 +98,7 @@ static float row_in_blocks(const tamis_matrix *w, int64_t r, const float *x)
 
 TAMIS_KERNEL_linear(tamis_linear_c)
 {
+    (void)same_inputs;
     const bool in_blocks = tamis_f4_in_blocks(w);
     for (int64_t r = row_begin; r < row_end; r++) {
         if (!in_blocks)

@@ -10,10 +10,13 @@
 TAMIS_KERNEL_linear(tamis_linear_avx2)
 {
     if (tamis_f4_in_blocks(w))
-        tamis_linear_f4_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
+        tamis_linear_f4_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch,
+                             same_inputs);
     else if (n_tokens > FUSED_TOKENS || !planes_can_fuse(w))
-        tamis_linear_many_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
+        tamis_linear_many_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch,
+                               false);
     else
-        tamis_linear_few_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch);
+        tamis_linear_few_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end, scratch,
+                              same_inputs);
 }
 #endif

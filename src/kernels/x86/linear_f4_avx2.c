@@ -15,18 +15,23 @@
 #define TILE_TOKENS 24
 #define TILE_ROWS   64
 #define TILE_BYTES  22528 /* of inputs that a pass over the rows reads again and again */
-#define TOKEN_ROWS  2
+#define STEP_BYTES  (F4_STEP_COLS / 2)
 /* Of a unit times a scale, biased: times 2^31 and 2^24 such sums it is finite. */
 #define MOST_EXPONENT 199
 
+/* What all units of a call have in common; the inputs lie behind it in the scratch. */
+typedef struct f4_units {
+    _Alignas(64) int32_t least, most; /* exponents; NaN: a large one */
+    int32_t raise;                    /* sums of fused rows are 2^raise times too large, ... */
+    float lower;                      /* ... which this, 2^-raise, undoes */
+} f4_units;
+
 typedef struct f4_pass {
     const tamis_matrix *w;
+    f4_units units;
     const f4_inputs *inputs; /* [step][token] */
     int64_t n_tokens, n_steps;
-    int64_t whole;       /* steps of 128 columns that exist */
-    int32_t least, most; /* exponents of the inputs' units; NaN: a large one */
-    int32_t raise;       /* sums of fused rows are 2^raise times too large, ... */
-    float lower;         /* ... which this, 2^-raise, undoes */
+    int64_t whole; /* steps of 128 columns that exist */
     float *y;
     int64_t y_stride, row_begin, row_end;
 } f4_pass;
@@ -44,29 +49,28 @@ static TAMIS_ALWAYS_INLINE __m256i load(const void *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* Codes of vectors 2 part (low digits) and 2 part + 1 (high ones) of 128 columns. */
-static TAMIS_ALWAYS_INLINE __m256i codes_of(const uint8_t *codes, int part)
-{
-    const __m256i a = load(codes), b = load(codes + 32);
-    return part == 0 ? _mm256_unpacklo_epi64(a, b) : _mm256_unpackhi_epi64(a, b);
-}
+typedef struct decoder {
+    __m256i nibble, table;
+} decoder;
 
-/* 2 value + 12 of the codes c of vector v. */
-static TAMIS_ALWAYS_INLINE __m256i decode_vector(__m256i c, int v)
+static TAMIS_ALWAYS_INLINE decoder decoder_make(void)
 {
-    const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i table =
         _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15,
                          16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-    return _mm256_shuffle_epi8(table,
-                               _mm256_and_si256(v % 2 == 0 ? c : _mm256_srli_epi16(c, 4), nibble));
+    return (decoder){integers_in_register(_mm256_set1_epi8(15)), integers_in_register(table)};
 }
 
-/* 128 columns of a row. */
-static TAMIS_ALWAYS_INLINE void decode(__m256i u[4], const uint8_t *codes)
+/* 128 columns of a row: 2 value + 12. */
+static TAMIS_ALWAYS_INLINE void decode(__m256i u[4], const uint8_t *codes, const decoder *k)
 {
-    for (int v = 0; v < 4; v++)
-        u[v] = decode_vector(codes_of(codes, v / 2), v);
+    const __m256i a = load(codes), b = load(codes + 32);
+    for (int part = 0; part < 2; part++) {
+        const __m256i c = part == 0 ? _mm256_unpacklo_epi64(a, b) : _mm256_unpackhi_epi64(a, b);
+        u[2 * part] = _mm256_shuffle_epi8(k->table, _mm256_and_si256(c, k->nibble));
+        u[2 * part + 1] =
+            _mm256_shuffle_epi8(k->table, _mm256_and_si256(_mm256_srli_epi16(c, 4), k->nibble));
+    }
 }
 
 /* The larger of `largest` and n bytes (a multiple of 4) less `low`, modulo 256. */
@@ -94,10 +98,10 @@ static TAMIS_ALWAYS_INLINE __m256i largest_above(__m256i largest, __m256i low, c
 static bool are_fused(const f4_pass *pass, int64_t row, int64_t n)
 {
     const tamis_matrix *w = pass->w;
-    const int32_t least = pass->least < 0 ? 1 - pass->least : 1;
-    const int32_t most = MOST_EXPONENT - pass->most - pass->raise;
+    const int32_t least = pass->units.least < 0 ? 1 - pass->units.least : 1;
+    const int32_t most = MOST_EXPONENT - pass->units.most - pass->units.raise;
     if (w->scale == NULL || w->scale_dtype != TAMIS_DTYPE_F8_E8M0 || w->block_cols != 32 ||
-        least > most || pass->most > 96)
+        least > most || pass->units.most > 96)
         return false;
     const __m256i low = _mm256_set1_epi8((char)least);
     __m256i largest = _mm256_setzero_si256();
@@ -148,10 +152,10 @@ static TAMIS_ALWAYS_INLINE __m256i scales_of(const f4_pass *pass, const f4_row *
 }
 
 /* The codes behind the whole steps, zeros behind them. */
-static void copy_rest(uint8_t to[F4_STEP_COLS / 2], const f4_pass *pass, const f4_row *row)
+static void copy_rest(uint8_t to[STEP_BYTES], const f4_pass *pass, const f4_row *row)
 {
     const int64_t begin = pass->whole * F4_STEP_COLS;
-    memset(to, 0, F4_STEP_COLS / 2);
+    memset(to, 0, STEP_BYTES);
     memcpy(to, row->codes + begin / 2, (size_t)(pass->w->cols - begin + 1) / 2);
 }
 
@@ -170,15 +174,6 @@ static TAMIS_ALWAYS_INLINE const f4_inputs *in_order(const f4_inputs *x, f4_word
 {
 #if defined(__GNUC__)
     __asm__ volatile("" : "+r"(x), "+x"(t->near), "+x"(t->far), "+x"(t->middle));
-#endif
-    return x;
-}
-
-/* The same for codes that are decoded between products. */
-static TAMIS_ALWAYS_INLINE const f4_inputs *decoded_in_order(const f4_inputs *x, __m256i *u)
-{
-#if defined(__GNUC__)
-    __asm__ volatile("" : "+r"(x), "+x"(*u));
 #endif
     return x;
 }
@@ -219,7 +214,7 @@ static TAMIS_ALWAYS_INLINE __m256 add_step(__m256 acc, const f4_words *t, bool f
 /* The sums of whole steps as they are. */
 static TAMIS_ALWAYS_INLINE __m256 lowered(const f4_pass *pass, bool fused, __m256 acc)
 {
-    return fused ? _mm256_mul_ps(acc, _mm256_set1_ps(pass->lower)) : acc;
+    return fused ? _mm256_mul_ps(acc, _mm256_set1_ps(pass->units.lower)) : acc;
 }
 
 static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
@@ -231,18 +226,63 @@ static TAMIS_ALWAYS_INLINE float sum_8(__m256 acc)
 
 /*
  * The products of a step of one row, u, which become the vectors of `next`, the codes of the step
- * that follows.
+ * that follows. Compilers spill some of u or a constant of the other form as the code around it
+ * changes: up to 8 % slower.
  */
 static TAMIS_ALWAYS_INLINE f4_words token_step(__m256i u[4], const f4_inputs *x,
-                                               const uint8_t *next)
+                                               const uint8_t *next, const decoder *k)
 {
+#if defined(__GNUC__)
+    f4_words t;
+    __m256i c, d;
+    __asm__(
+        "vpmaddubsw (%[x]), %[u0], %[near]\n\t"
+        "vpmaddubsw 128(%[x]), %[u0], %[far]\n\t"
+        "vpmaddubsw 256(%[x]), %[u0], %[middle]\n\t"
+        "vpaddw 384(%[x]), %[near], %[near]\n\t"
+        "vpaddw 416(%[x]), %[middle], %[middle]\n\t"
+        "vmovdqu (%[next]), %[c]\n\t"
+        "vpunpcklqdq 32(%[next]), %[c], %[c]\n\t"
+        "vpand %[c], %[nibble], %[u0]\n\t"
+        "vpshufb %[u0], %[table], %[u0]\n\t"
+        "vpmaddubsw 32(%[x]), %[u1], %[d]\n\t"
+        "vpaddw %[d], %[near], %[near]\n\t"
+        "vpmaddubsw 160(%[x]), %[u1], %[d]\n\t"
+        "vpaddw %[d], %[far], %[far]\n\t"
+        "vpmaddubsw 288(%[x]), %[u1], %[d]\n\t"
+        "vpaddw %[d], %[middle], %[middle]\n\t"
+        "vpsrlw $4, %[c], %[c]\n\t"
+        "vpand %[c], %[nibble], %[u1]\n\t"
+        "vpshufb %[u1], %[table], %[u1]\n\t"
+        "vpmaddubsw 64(%[x]), %[u2], %[d]\n\t"
+        "vpaddw %[d], %[near], %[near]\n\t"
+        "vpmaddubsw 192(%[x]), %[u2], %[d]\n\t"
+        "vpaddw %[d], %[far], %[far]\n\t"
+        "vpmaddubsw 320(%[x]), %[u2], %[d]\n\t"
+        "vpaddw %[d], %[middle], %[middle]\n\t"
+        "vmovdqu (%[next]), %[c]\n\t"
+        "vpunpckhqdq 32(%[next]), %[c], %[c]\n\t"
+        "vpand %[c], %[nibble], %[u2]\n\t"
+        "vpshufb %[u2], %[table], %[u2]\n\t"
+        "vpmaddubsw 96(%[x]), %[u3], %[d]\n\t"
+        "vpaddw %[d], %[near], %[near]\n\t"
+        "vpmaddubsw 224(%[x]), %[u3], %[d]\n\t"
+        "vpaddw %[d], %[far], %[far]\n\t"
+        "vpmaddubsw 352(%[x]), %[u3], %[d]\n\t"
+        "vpaddw %[d], %[middle], %[middle]\n\t"
+        "vpsrlw $4, %[c], %[c]\n\t"
+        "vpand %[c], %[nibble], %[u3]\n\t"
+        "vpshufb %[u3], %[table], %[u3]"
+        : [u0] "+x"(u[0]), [u1] "+x"(u[1]), [u2] "+x"(u[2]), [u3] "+x"(u[3]), [near] "=&x"(t.near),
+          [far] "=&x"(t.far), [middle] "=&x"(t.middle), [c] "=&x"(c), [d] "=&x"(d)
+        : [x] "r"(x), [next] "r"(next), [nibble] "x"(k->nibble), [table] "x"(k->table),
+          "m"(*(const uint8_t(*)[STEP_BYTES])next), "m"(*x));
+#else
     f4_words t = corrections_of(x);
-    for (int v = 0; v < 4; v++) {
-        x = in_order(x, &t);
+    for (int v = 0; v < 4; v++)
         add_products(&t, u[v], u[v], x, v);
-        u[v] = decode_vector(codes_of(next, v / 2), v);
-        x = decoded_in_order(x, &u[v]);
-    }
+    decode(u, next, k);
+#endif
     t.far = swap_words(t.far);
     return t;
 }
@@ -251,53 +291,71 @@ static TAMIS_ALWAYS_INLINE f4_words token_step(__m256i u[4], const f4_inputs *x,
 static __m256 token_rest(const f4_pass *pass, const f4_row *row, __m256 acc)
 {
     const f4_inputs *x = pass->inputs + pass->whole;
-    uint8_t rest[F4_STEP_COLS / 2];
+    uint8_t rest[STEP_BYTES];
+    const decoder k = decoder_make();
     __m256i u[4];
     copy_rest(rest, pass, row);
-    decode(u, rest);
-    const f4_words t = token_step(u, x, rest);
+    decode(u, rest, &k);
+    const f4_words t = token_step(u, x, rest, &k);
     return add_step(acc, &t, false, scales_of_any(pass, row->scales, pass->whole), x);
 }
 
-static TAMIS_ALWAYS_INLINE void token_rows(const f4_pass *pass, const f4_row *rows, int n_rows,
-                                           bool fused, int64_t row)
+/* What is behind the whole steps, and y. */
+static void token_finish(const f4_pass *pass, const f4_row *f4, int64_t row, __m256 acc)
 {
-    const group_ahead ahead = group_ahead_of(pass->w, row, n_rows, pass->row_end);
-    __m256 acc[TOKEN_ROWS];
-    __m256i u[4];
-    if (pass->whole > 0)
-        decode(u, rows[0].codes);
-    for (int i = 0; i < n_rows; i++)
-        acc[i] = _mm256_setzero_ps();
-    for (int64_t step = 0; step < pass->whole; step++) {
-        const int64_t at = step * (F4_STEP_COLS / 2);
-        const f4_inputs *x = pass->inputs + step;
-        const uint8_t *first =
-            rows[0].codes + (step + 1 < pass->whole ? at + F4_STEP_COLS / 2 : at);
-        group_ahead_fetch(&ahead, n_rows, at);
-        for (int i = 0; i < n_rows; i++) {
-            const f4_words t = token_step(u, x, i + 1 < n_rows ? rows[i + 1].codes + at : first);
-            acc[i] = add_step(acc[i], &t, fused, scales_of(pass, &rows[i], fused, step), x);
-        }
-    }
-    for (int i = 0; i < n_rows; i++) {
-        acc[i] = lowered(pass, fused, acc[i]);
-        if (pass->whole < pass->n_steps)
-            acc[i] = token_rest(pass, &rows[i], acc[i]);
-        pass->y[row - pass->row_begin + i] = sum_8(acc[i]);
-    }
+    acc = lowered(pass, f4->fused, acc);
+    if (pass->whole < pass->n_steps)
+        acc = token_rest(pass, f4, acc);
+    pass->y[row - pass->row_begin] = sum_8(acc);
 }
 
-static TAMIS_ALWAYS_INLINE void token_group(const f4_pass *pass, int64_t row, int n_rows,
-                                            bool fused)
+static void token_row(const f4_pass *pass, int64_t row, bool fused)
 {
-    f4_row rows[TOKEN_ROWS];
-    for (int i = 0; i < n_rows; i++)
-        rows[i] = row_at(pass, row + i, fused);
-    if (fused)
-        token_rows(pass, rows, n_rows, true, row);
-    else
-        token_rows(pass, rows, n_rows, false, row);
+    const f4_row f4 = row_at(pass, row, fused);
+    const decoder k = decoder_make();
+    __m256 acc = _mm256_setzero_ps();
+    for (int64_t step = 0; step < pass->whole; step++) {
+        const uint8_t *codes = f4.codes + step * STEP_BYTES;
+        __m256i u[4];
+        decode(u, codes, &k);
+        const f4_words t = token_step(u, pass->inputs + step, codes, &k);
+        acc = add_step(acc, &t, fused, scales_of(pass, &f4, fused, step), pass->inputs + step);
+    }
+    token_finish(pass, &f4, row, acc);
+}
+
+/*
+ * n_steps of two fused rows, the second of which follows the first in memory; codes of the next one
+ * are always decoded, in the end the last once more. A function by itself: what is around it would
+ * take some of its registers.
+ */
+static TAMIS_NEVER_INLINE void token_steps(__m256 acc[2], const f4_row *row, int64_t row_bytes,
+                                           const f4_inputs *x, int64_t n_steps, group_ahead ahead)
+{
+    const uint8_t *codes = row[0].codes, *scales[2] = {row[0].scales, row[1].scales};
+    const decoder k = decoder_make();
+    __m256 first = _mm256_setzero_ps(), second = first;
+    __m256i u[4];
+    decode(u, codes, &k);
+    for (int64_t step = 0; step < n_steps; step++, codes += STEP_BYTES, x++) {
+        group_ahead_fetch(&ahead, 2, step * STEP_BYTES);
+        f4_words t = token_step(u, x, codes + row_bytes, &k);
+        first = add_step(first, &t, true, exponents_of(scales[0] + 4 * step), x);
+        t = token_step(u, x, step + 1 < n_steps ? codes + STEP_BYTES : codes, &k);
+        second = add_step(second, &t, true, exponents_of(scales[1] + 4 * step), x);
+    }
+    acc[0] = first;
+    acc[1] = second;
+}
+
+static void token_two_rows(const f4_pass *pass, int64_t row)
+{
+    const f4_row rows[2] = {row_at(pass, row, true), row_at(pass, row + 1, true)};
+    __m256 acc[2];
+    token_steps(acc, rows, pass->w->row_bytes, pass->inputs, pass->whole,
+                group_ahead_of(pass->w, row, 2, pass->row_end));
+    for (int i = 0; i < 2; i++)
+        token_finish(pass, &rows[i], row + i, acc[i]);
 }
 
 static void one_token(const f4_pass *pass)
@@ -306,10 +364,10 @@ static void one_token(const f4_pass *pass)
         end = pass->row_end - row < TILE_ROWS ? pass->row_end : row + TILE_ROWS;
         const bool fused = are_fused(pass, row, end - row);
         int64_t r = row;
-        for (; r + TOKEN_ROWS <= end; r += TOKEN_ROWS)
-            token_group(pass, r, TOKEN_ROWS, fused || are_fused(pass, r, TOKEN_ROWS));
+        for (; r + 2 <= end && pass->whole > 0 && fused; r += 2)
+            token_two_rows(pass, r);
         for (; r < end; r++)
-            token_group(pass, r, 1, fused || are_fused(pass, r, 1));
+            token_row(pass, r, fused || are_fused(pass, r, 1));
     }
 }
 
@@ -319,8 +377,9 @@ static void one_token(const f4_pass *pass)
 static TAMIS_ALWAYS_INLINE void tile_step(const f4_inputs *x, int64_t n, const uint8_t *codes,
                                           bool fused, __m256i scales, float *sums)
 {
+    const decoder k = decoder_make();
     __m256i u[4], far[4];
-    decode(u, codes);
+    decode(u, codes, &k);
     for (int v = 0; v < 4; v++)
         far[v] = swap_words(u[v]);
     for (int64_t i = 0; i < n; i++) {
@@ -340,7 +399,7 @@ static TAMIS_ALWAYS_INLINE void tile_steps(const f4_pass *pass, const f4_row *ro
                                            int64_t n, int64_t begin, int64_t end, float *sums)
 {
     for (int64_t step = begin; step < end; step++) {
-        const int64_t at = step * (F4_STEP_COLS / 2);
+        const int64_t at = step * (STEP_BYTES);
         _mm_prefetch(row->next + at, _MM_HINT_T0);
         tile_step(pass->inputs + step * n, n, row->codes + at, fused,
                   scales_of(pass, row, fused, step), sums);
@@ -364,7 +423,7 @@ static void tile_row(const f4_pass *pass, const f4_row *row, int64_t begin, int6
         for (int64_t i = 0; i < n; i++)
             _mm256_store_ps(sums + 8 * i, lowered(pass, row->fused, _mm256_load_ps(sums + 8 * i)));
     if (end > pass->whole) {
-        uint8_t rest[F4_STEP_COLS / 2];
+        uint8_t rest[STEP_BYTES];
         copy_rest(rest, pass, row);
         tile_step(pass->inputs + pass->whole * n, n, rest, false,
                   scales_of_any(pass, row->scales, pass->whole), sums);
@@ -402,40 +461,49 @@ static void tile_tokens(const f4_pass *pass, float *sums)
 
 /* ---------------------------------------------------------------- kernel */
 
-/* The exponents of the inputs that are there. */
-static void units_range(f4_pass *pass)
+/* The exponents of n inputs. */
+static f4_units units_range(const f4_inputs *inputs, int64_t n)
 {
     __m256i low = _mm256_set1_epi32(INT32_MAX), high = _mm256_set1_epi32(INT32_MIN);
-    for (int64_t i = 0; i < pass->n_steps * pass->n_tokens; i++) {
-        low = _mm256_min_epi32(low, load(pass->inputs[i].exponent));
-        high = _mm256_max_epi32(high, load(pass->inputs[i].exponent));
+    for (int64_t i = 0; i < n; i++) {
+        low = _mm256_min_epi32(low, load(inputs[i].exponent));
+        high = _mm256_max_epi32(high, load(inputs[i].exponent));
     }
     int32_t of[2][8];
     _mm256_storeu_si256((__m256i *)of[0], low);
     _mm256_storeu_si256((__m256i *)of[1], high);
-    pass->least = INT32_MAX;
-    pass->most = INT32_MIN;
+    f4_units units = {.least = INT32_MAX, .most = INT32_MIN};
     for (int i = 0; i < 8; i++) {
-        pass->least = of[0][i] < pass->least ? of[0][i] : pass->least;
-        pass->most = of[1][i] > pass->most ? of[1][i] : pass->most;
+        units.least = of[0][i] < units.least ? of[0][i] : units.least;
+        units.most = of[1][i] > units.most ? of[1][i] : units.most;
     }
+    units.raise = units.least < 0 ? -units.least : 0;
+    units.lower = ldexpf(1.0f, -units.raise);
+    return units;
 }
 
-/* Exponents so that none is below zero, 2^24 times. */
-static void raise_units(f4_pass *pass, f4_inputs *inputs)
+/* Inputs of the pass's tokens, exponents raised so that none is below zero and 2^24 times. */
+static f4_units prepare_inputs(const f4_pass *pass, f4_inputs *inputs, const float *x,
+                               int64_t x_stride)
 {
-    pass->raise = pass->least < 0 ? -pass->least : 0;
-    pass->lower = ldexpf(1.0f, -pass->raise);
-    const __m256i raise = _mm256_set1_epi32(pass->raise);
-    for (int64_t i = 0; i < pass->n_steps * pass->n_tokens; i++)
+    const int64_t n = pass->n_tokens, n_inputs = pass->n_steps * n;
+    for (int64_t t = 0; t < n; t++)
+        for (int64_t s = 0; s < pass->n_steps; s++)
+            tamis_f4_inputs_avx2(&inputs[s * n + t], x + t * x_stride, s * F4_STEP_COLS,
+                                 pass->w->cols, n > 1);
+    const f4_units units = units_range(inputs, n_inputs);
+    const __m256i raise = _mm256_set1_epi32(units.raise);
+    for (int64_t i = 0; i < n_inputs; i++)
         _mm256_storeu_si256(
             (__m256i *)inputs[i].exponent,
             _mm256_slli_epi32(_mm256_add_epi32(load(inputs[i].exponent), raise), 24));
+    return units;
 }
 
 TAMIS_KERNEL_linear(tamis_linear_f4_avx2)
 {
-    f4_inputs *inputs = (f4_inputs *)(void *)scratch;
+    f4_units *units = (f4_units *)(void *)scratch;
+    f4_inputs *inputs = (f4_inputs *)(void *)(units + 1);
     f4_pass pass = {.w = w,
                     .inputs = inputs,
                     .n_steps = (w->cols + F4_STEP_COLS - 1) / F4_STEP_COLS,
@@ -447,12 +515,9 @@ TAMIS_KERNEL_linear(tamis_linear_f4_avx2)
         const int64_t left = n_tokens - first, n = left < TILE_TOKENS ? left : TILE_TOKENS;
         pass.n_tokens = n;
         pass.y = y + first * y_stride;
-        for (int64_t t = 0; t < n; t++)
-            for (int64_t s = 0; s < pass.n_steps; s++)
-                tamis_f4_inputs_avx2(&inputs[s * n + t], x + (first + t) * x_stride,
-                                     s * F4_STEP_COLS, w->cols, n > 1);
-        units_range(&pass);
-        raise_units(&pass, inputs);
+        if (!same_inputs || n_tokens > TILE_TOKENS)
+            *units = prepare_inputs(&pass, inputs, x + first * x_stride, x_stride);
+        pass.units = *units;
         if (n == 1)
             one_token(&pass);
         else

@@ -246,7 +246,7 @@ static void few_e4m3(few_pass *pass, const float *x, int64_t x_stride, float *sc
         if (row < end) {
             const int64_t next = end - row < 4 ? end : row + 4;
             tamis_linear_many_avx2(pass->y + (row - pass->row_begin), pass->y_stride, x, x_stride,
-                                   pass->n_tokens, w, row, next, other_scratch);
+                                   pass->n_tokens, w, row, next, other_scratch, false);
             row = next;
         }
     }
@@ -262,7 +262,8 @@ TAMIS_KERNEL_linear(tamis_linear_few_avx2)
                      .w = w,
                      .row_begin = row_begin,
                      .row_end = row_end};
-    planes_order_rows(scratch, x, x_stride, n_tokens, w->cols);
+    if (!same_inputs)
+        planes_order_rows(scratch, x, x_stride, n_tokens, w->cols);
     scratch += n_tokens * planes_stride(w->cols);
 #define FEW(dtype) few_typed(dtype, false, &pass, row_begin, row_end)
     switch (w->dtype) {

@@ -400,9 +400,10 @@ static int64_t min_panel_tokens(const tamis_matrix *w)
 
 TAMIS_KERNEL_linear(tamis_linear_many_avx2)
 {
+    (void)same_inputs;
     if (n_tokens >= min_panel_tokens(w) && row_end - row_begin >= PANEL_ROWS) {
         tamis_linear_panels_avx2(y, y_stride, x, x_stride, n_tokens, w, row_begin, row_end,
-                                 scratch);
+                                 scratch, false);
         return;
     }
     const int64_t n_blocks = (n_tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;

@@ -240,6 +240,7 @@ static void multiply_rows(product *p, float *y, int64_t y_stride, const tamis_ma
 
 TAMIS_KERNEL_linear(tamis_linear_panels_avx2)
 {
+    (void)same_inputs;
     const int64_t largest = (int64_t)TAMIS_LINEAR_TOKENS(w->cols);
     const int64_t n_blocks = (n_tokens + largest - 1) / largest;
     product p = {.n_steps = panel_steps(w->cols)};
