@@ -471,6 +471,52 @@ static void team_range_covers_everything_in_whole_grains(void **state)
     }
 }
 
+typedef struct piece_job {
+    tamis_team *team;
+    int64_t n;
+    atomic_int taken[1000];
+    atomic_bool has_fault;
+    int slow; /* thread that takes its time, or -1 */
+} piece_job;
+
+static void take_pieces(void *arg, int thread_idx, int n_threads)
+{
+    piece_job *job = arg;
+    int64_t begin, end;
+    (void)n_threads;
+    while (tamis_team_take(job->team, thread_idx, &begin, &end)) {
+        if (begin < 0 || begin >= end || end > job->n) {
+            atomic_store(&job->has_fault, true);
+            return;
+        }
+        for (int64_t i = begin; i < end; i++)
+            atomic_fetch_add(&job->taken[i], 1);
+        if (thread_idx == job->slow)
+            usleep(2000);
+    }
+}
+
+static void team_pieces_are_taken_once(void **state)
+{
+    const int64_t numbers[] = {0, 1, 2, 7, 64, 1000};
+    (void)state;
+    for (int n_threads = 1; n_threads <= 5; n_threads++)
+        for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+            for (int slow = -1; slow < n_threads; slow++) {
+                static piece_job job;
+                memset(&job, 0, sizeof job);
+                job.n = numbers[i];
+                job.slow = slow;
+                assert_int_equal(tamis_team_open(&job.team, n_threads, NULL), TAMIS_STATUS_OK);
+                tamis_team_deal(job.team, job.n);
+                tamis_team_run_sized(job.team, i % 2 == 0 || slow >= 0, take_pieces, &job);
+                for (int64_t k = 0; k < 1000; k++)
+                    assert_int_equal(atomic_load(&job.taken[k]), k < job.n);
+                assert_false(atomic_load(&job.has_fault));
+                tamis_team_close(&job.team);
+            }
+}
+
 static void team_open_refuses(void **state)
 {
     tamis_team *team = (tamis_team *)8;
@@ -665,6 +711,7 @@ int main(void)
         cmocka_unit_test(team_wakes_parked_threads),
         cmocka_unit_test(several_teams_live_side_by_side),
         cmocka_unit_test(team_range_covers_everything_in_whole_grains),
+        cmocka_unit_test(team_pieces_are_taken_once),
         cmocka_unit_test(team_open_refuses),
         cmocka_unit_test(team_open_closes_what_it_started),
         cmocka_unit_test(files_that_cannot_be_read_are_named),

@@ -268,12 +268,57 @@ static void test_batch_independence(void **state)
     }
 }
 
+/* All rows in pieces that say so give the bits of one call, whichever rows come first. */
+static void check_pieces(const linear_case *c, tamis_cpu_level level, test_rng *rng)
+{
+    const int64_t rows = c->row_end;
+    test_guard want = case_run(c, level, *rng);
+    test_guard y = test_guard_new((size_t)(c->n_tokens * c->y_stride) * sizeof(float), 0, rng);
+    test_guard scratch =
+        test_guard_new(TAMIS_LINEAR_SCRATCH(c->matrix.view.cols) * sizeof(float), 0, rng);
+    const int64_t cut = test_rng_int(rng, 0, rows), part[4] = {cut, rows, 0, cut};
+    for (int i = 0; i < 4; i += 2)
+        tamis_kernels_for(level)->linear((float *)y.data + part[i], c->y_stride, c->x.data,
+                                         c->x_stride, c->n_tokens, &c->matrix.view, part[i],
+                                         part[i + 1], scratch.data, i > 0);
+    for (int64_t t = 0; t < c->n_tokens; t++)
+        for (int64_t r = 0; r < rows; r++)
+            assert_true(kernel_same_f32(((float *)y.data)[t * c->y_stride + r],
+                                        ((float *)want.data)[t * c->y_stride + r]));
+    assert_true(test_guard_intact(&y) && test_guard_intact(&scratch));
+    test_guard_free(&scratch);
+    test_guard_free(&y);
+    test_guard_free(&want);
+}
+
+static void test_same_inputs(void **state)
+{
+    (void)state;
+    const int64_t tokens[] = {1, 1, 2, 3, 5, 24, 29};
+    test_rng rng = test_rng_start("linear with the same inputs", 20261130);
+    for (int type = 0; type < NUM_WEIGHT_TYPES; type++)
+        for (int i = 0; i < 14; i++) {
+            const int64_t cols = test_rng_int(&rng, 1, 400);
+            linear_case c = case_new(&rng, weight_types[type], cols, tokens[i % 7],
+                                     i < 7 ? KERNEL_DATA_NORMAL : KERNEL_DATA_WIDE, i % 2 == 0);
+            c.row_begin = 0;
+            c.row_end = c.matrix.view.rows;
+            for (int level = 0; level <= (int)tamis_cpu_level_available(); level++)
+                check_pieces(&c, (tamis_cpu_level)level, &rng);
+            case_free(&c);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_levels_agree), cmocka_unit_test(test_portable_against_double),
-        cmocka_unit_test(test_expand_row),   cmocka_unit_test(test_scales_and_nan),
-        cmocka_unit_test(test_nibble_order), cmocka_unit_test(test_batch_independence),
+        cmocka_unit_test(test_same_inputs),
+        cmocka_unit_test(test_levels_agree),
+        cmocka_unit_test(test_portable_against_double),
+        cmocka_unit_test(test_expand_row),
+        cmocka_unit_test(test_scales_and_nan),
+        cmocka_unit_test(test_nibble_order),
+        cmocka_unit_test(test_batch_independence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
