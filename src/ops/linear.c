@@ -6,6 +6,8 @@
 
 /* A thread's stretch of a pass in pieces that others may take. */
 #define PIECES_PER_THREAD 32
+/* From here on the kernel orders inputs anew in every call, which pieces would repeat. */
+#define MANY_TOKENS 25
 
 /* ---------------------------------------------------------------- watch */
 
@@ -225,9 +227,14 @@ static int64_t weight_cost(tamis_dtype dtype)
     }
 }
 
+/* In eighths. FP4 is decoded to integers, which pays for few tokens. */
 static int64_t row_cost(const tamis_linear_job *job)
 {
-    return job->n_tokens == 0 ? 0 : job->w->cols * (weight_cost(job->w->dtype) + job->n_tokens);
+    const tamis_dtype dtype = job->w->dtype;
+    const bool is_slow = dtype == TAMIS_DTYPE_F4_E2M1 && job->n_tokens >= MANY_TOKENS;
+    return job->n_tokens == 0
+               ? 0
+               : job->w->cols * (8 * weight_cost(dtype) + (is_slow ? 9 : 8) * job->n_tokens);
 }
 
 /* First row of the job that lies at or after `cost` on the line, which starts at `start` here. */
@@ -278,12 +285,20 @@ static void linear_thread(void *arg, int thread_idx, int n_threads)
             run_stretch(pass, cost_before(pass, begin), cost_before(pass, end), thread_idx, last);
 }
 
+static int num_pieces(const linear_pass *pass, int n_threads)
+{
+    for (int64_t i = 0; i < pass->n_jobs; i++)
+        if (pass->jobs[i].n_tokens >= MANY_TOKENS)
+            return n_threads;
+    return PIECES_PER_THREAD * n_threads;
+}
+
 static void run_products(linear_pass *pass)
 {
     tamis_team *team = pass->exec->team;
     const int n_threads = tamis_team_size(team);
-    const bool is_shared = n_threads > 1 && pass->total_cost > TAMIS_EXEC_SMALL_PASS;
-    pass->n_pieces = is_shared ? (int64_t)PIECES_PER_THREAD * n_threads : 1;
+    const bool is_shared = n_threads > 1 && pass->total_cost > 8 * TAMIS_EXEC_SMALL_PASS;
+    pass->n_pieces = is_shared ? num_pieces(pass, n_threads) : 1;
     tamis_team_deal(team, pass->n_pieces);
     tamis_team_run_sized(team, is_shared, linear_thread, pass);
 }
@@ -345,6 +360,6 @@ void tamis_linear_t_run(const tamis_exec *exec, const tamis_linear_job *jobs, in
     for (int64_t i = 0; i < n_jobs; i++)
         pass.total_cost += row_cost(&jobs[i]) * (jobs[i].row_end - jobs[i].row_begin);
     if (pass.total_cost > 0)
-        tamis_team_run_sized(exec->team, pass.total_cost > TAMIS_EXEC_SMALL_PASS, linear_t_thread,
-                             &pass);
+        tamis_team_run_sized(exec->team, pass.total_cost > 8 * TAMIS_EXEC_SMALL_PASS,
+                             linear_t_thread, &pass);
 }
