@@ -6,7 +6,7 @@
 
 /* A thread's stretch of a pass in pieces that others may take. */
 #define PIECES_PER_THREAD 32
-/* From here on the kernel orders inputs anew in every call, which pieces would repeat. */
+/* From here on every call packs so many inputs that pieces cost more than waiting. */
 #define MANY_TOKENS 25
 
 /* ---------------------------------------------------------------- watch */

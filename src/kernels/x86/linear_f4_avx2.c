@@ -399,7 +399,7 @@ static TAMIS_ALWAYS_INLINE void tile_steps(const f4_pass *pass, const f4_row *ro
                                            int64_t n, int64_t begin, int64_t end, float *sums)
 {
     for (int64_t step = begin; step < end; step++) {
-        const int64_t at = step * (STEP_BYTES);
+        const int64_t at = step * STEP_BYTES;
         _mm_prefetch(row->next + at, _MM_HINT_T0);
         tile_step(pass->inputs + step * n, n, row->codes + at, fused,
                   scales_of(pass, row, fused, step), sums);
